@@ -73,6 +73,19 @@ pub struct Encoding {
     pub task: u32,
 }
 
+/// What is around a pair's texts, which are tokenized one by one.
+#[derive(Clone, Copy, Debug)]
+pub struct AroundPair<'a> {
+    /// Before the first text.
+    pub before: &'a str,
+    /// Between both texts, and after them.
+    pub separator: &'a str,
+    /// At the end.
+    pub after: &'a str,
+    /// Whether a pair may have more tokens than a single text may, as in FlagEmbedding: those of the separator and the end.
+    pub is_lenient: bool,
+}
+
 impl Encoding {
     /// 1 for each token that others attend to, and 0 for the others.
     pub fn mask(&self) -> impl Iterator<Item = i64> {
@@ -128,14 +141,10 @@ impl Encoding {
         let found = ids.len() + around;
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
-            let kept = limit.saturating_sub(around).min(ids.len());
-            match truncation
+            let side = truncation
                 .side()
-                .ok_or_else(|| too_long(what, found, limit))?
-            {
-                Side::Left => drop(ids.drain(..ids.len() - kept)),
-                Side::Right => ids.truncate(kept),
-            }
+                .ok_or_else(|| too_long(what, found, limit))?;
+            cut(&mut ids, limit.saturating_sub(around), side);
         }
         let ids = [before, &ids, after].map(Vec::as_slice).concat();
         Ok(Self {
@@ -240,14 +249,55 @@ impl Tokenizer {
         truncation: Truncation,
     ) -> Result<Encoding> {
         let around = [self.ids(before)?, self.ids(after)?];
-        let size: usize = around.iter().map(Vec::len).sum();
-        if size > limit {
-            return Err(Error::too_large(format!(
-                "the text around a pair has {size} tokens, but the model takes at most {limit}"
-            )));
-        }
+        check_around(around.iter().map(Vec::len).sum(), limit)?;
         let between = self.ids(self.within_reach(text, limit, truncation)?)?;
         Encoding::within(between, &around, limit, truncation, "pair of texts")
+    }
+
+    /// Encodes a pair's texts and the parts around them one by one, without special tokens, into at most `limit` tokens.
+    /// The first text keeps three quarters of the texts' share, and the second one the rest.
+    pub fn encode_pair_between(
+        &self,
+        around: &AroundPair<'_>,
+        pair: [&str; 2],
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<Encoding> {
+        let [before, separator, after] = [
+            self.ids(around.before)?,
+            self.ids(around.separator)?,
+            self.ids(around.after)?,
+        ];
+        let end = separator.len() + after.len();
+        let size = before.len() + separator.len() + end;
+        check_around(size, limit)?;
+        let (longest, room) = match around.is_lenient {
+            true => (limit.saturating_sub(2 * end), limit - size),
+            false => (limit - before.len() - end, limit - size),
+        };
+        let encode = |text| self.ids(self.within_reach(text, longest, truncation)?);
+        let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
+        let found = size + first.len() + second.len();
+        let of_first = first.len().min(longest * 3 / 4).min(room);
+        let of_second = second.len().min(longest).min(room - of_first);
+        let is_cut = [first.len() > of_first, second.len() > of_second];
+        if is_cut != [false; 2] {
+            let side = truncation.side().ok_or_else(|| match is_cut {
+                [true, _] => too_long("first text of a pair", first.len(), of_first),
+                _ => too_long("pair of texts", found, limit),
+            })?;
+            for (ids, kept) in [(&mut first, of_first), (&mut second, of_second)] {
+                cut(ids, kept, side);
+            }
+        }
+        let ids = [&before, &first, &separator, &second, &separator, &after];
+        let ids = ids.map(Vec::as_slice).concat();
+        Ok(Encoding {
+            type_ids: vec![0; ids.len()],
+            ids,
+            truncated_from: (is_cut != [false; 2]).then_some(found),
+            ..Encoding::default()
+        })
     }
 
     /// Encodes a text with several parts, special tokens included; fails if it exceeds `limit` tokens. `ends` are
@@ -425,6 +475,24 @@ impl Tokenizer {
 pub fn reach(limit: usize) -> usize {
     const TOKEN_BYTES: usize = 1024;
     limit.saturating_mul(TOKEN_BYTES)
+}
+
+/// Shortens a text to at most `kept` tokens.
+fn cut(ids: &mut Vec<u32>, kept: usize, side: Side) {
+    match side {
+        Side::Left => drop(ids.drain(..ids.len().saturating_sub(kept))),
+        Side::Right => ids.truncate(kept),
+    }
+}
+
+/// Refuses a limit that leaves no room for a pair's texts.
+fn check_around(size: usize, limit: usize) -> Result<()> {
+    match size > limit {
+        true => Err(Error::too_large(format!(
+            "the text around a pair has {size} tokens, but the model takes at most {limit}"
+        ))),
+        false => Ok(()),
+    }
 }
 
 fn too_long(input: &str, found: usize, limit: usize) -> Error {

@@ -19,7 +19,7 @@ use tokenizers::{
 };
 
 pub use self::{
-    encode::{Encoding, Side, Truncation, reach},
+    encode::{AroundPair, Encoding, Side, Truncation, reach},
     windows::{Window, WindowOptions, word_bounds},
     words::{WordForm, WordPrompt},
 };

@@ -16,7 +16,7 @@ use crate::{
     plan::{
         Build, Plan, model_card,
         opened_model::{DECODER, ENCODER, LABEL_TOKENIZER, MODEL, OpenedModel},
-        task::{name_entailment, require_sparse, task, unused_head},
+        task::{name_entailment, require_sparse, require_template, task, unused_head},
     },
     quality::{
         self, Candidates, PairQuality, Pairs, Shortfall, Texts,
@@ -227,6 +227,7 @@ impl<'a> Model<'a> {
         warnings.extend(model_card::warning(plan));
         let mut source = open(build)?;
         require_sparse(plan, &source)?;
+        require_template(plan, &source)?;
         knows_unknown_words(&source.tokenizer)?;
         if let TaskSettings::Embedding(settings) = &mut source.settings {
             plan.prompts.apply(settings)?;

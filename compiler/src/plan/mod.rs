@@ -91,6 +91,8 @@ pub struct Plan {
     pub strategy: Option<Strategy>,
     pub tensors: TensorNames,
     pub prompts: Prompts,
+    /// The template for pairs that the recipe names.
+    pub template: Option<String>,
     pub languages: Option<LanguagePair>,
     /// Whether a classifier's labels are languages; by default the build decides.
     pub identifies_languages: Option<bool>,
@@ -270,6 +272,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         strategy: recipe.strategy,
         tensors: recipe.tensors,
         prompts: recipe.prompts,
+        template: recipe.template,
         aliases: recipe.aliases,
         languages: recipe.languages,
         identifies_languages: recipe.identifies_languages,

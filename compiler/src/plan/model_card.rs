@@ -16,12 +16,14 @@ const FILE: &str = "README.md";
 const FENCE: &str = "---";
 const TASK: &str = "pipeline_tag";
 const TAGS: &str = "tags";
+const BASES: &str = "base_model";
 
 /// Fields in the front matter.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ModelCard {
     task: Option<String>,
     tags: Vec<String>,
+    bases: Vec<String>,
 }
 
 /// The task that the model card's `pipeline_tag` names, if any.
@@ -37,6 +39,11 @@ pub fn pipeline_tag(folder: &Path) -> Option<Task> {
 pub fn has_tag(folder: &Path, tags: &[&str]) -> bool {
     let card = ModelCard::open(folder).unwrap_or_default();
     card.tags.iter().any(|tag| tags.contains(&tag.as_str()))
+}
+
+/// Repositories that the model was made from, according to its card.
+pub fn base_models(folder: &Path) -> Vec<String> {
+    ModelCard::open(folder).unwrap_or_default().bases
 }
 
 /// Says which model card cannot be read, since its task and tags then have no effect.
@@ -81,6 +88,15 @@ impl ModelCard {
         Self::parse(&yaml).map_err(|problem| unreadable(&problem))
     }
 
+    /// Adds an element of the list that is called `key`, if it is one of the card's.
+    fn push(&mut self, key: &str, text: String) {
+        match key {
+            TAGS => self.tags.push(text),
+            BASES => self.bases.push(text),
+            _ => {}
+        }
+    }
+
     /// Reads a mapping. Aliases are refused: expanding them could take any amount of memory.
     fn parse(yaml: &str) -> Result<Self, String> {
         let (mut card, mut depth, mut is_in_key) = (Self::default(), 0, false);
@@ -109,11 +125,10 @@ impl ModelCard {
                 Event::Scalar(text, ..) if depth == 1 => match key.take().as_deref() {
                     None => key = Some(text.into_owned()),
                     Some(TASK) => card.task = Some(text.into_owned()),
-                    Some(TAGS) => card.tags.push(text.into_owned()),
-                    Some(_) => {}
+                    Some(key) => card.push(key, text.into_owned()),
                 },
-                Event::Scalar(text, ..) if depth == 2 && key.as_deref() == Some(TAGS) => {
-                    card.tags.push(text.into_owned());
+                Event::Scalar(text, ..) if depth == 2 => {
+                    card.push(key.as_deref().unwrap_or_default(), text.into_owned());
                 }
                 _ => {}
             }

@@ -41,6 +41,8 @@ pub struct Recipe {
     /// Prompts for an embedding model, in addition to the ones in its files.
     #[serde(default)]
     pub prompts: Prompts,
+    /// The text around pairs in a ranker whose files lack it: a known template's name.
+    pub template: Option<String>,
     /// Keys in its files that are ignored, though they may change results.
     #[serde(default)]
     pub allow: Vec<String>,

@@ -74,6 +74,22 @@ pub fn require_sparse(plan: &Plan, source: &OpenedModel<'_>) -> Result<()> {
     )))
 }
 
+/// Refuses a model without a template for pairs if the recipe names one.
+pub fn require_template(plan: &Plan, source: &OpenedModel<'_>) -> Result<()> {
+    let has_template = matches!(
+        &source.settings,
+        TaskSettings::Classification(settings) if settings.template.is_some()
+    );
+    match &plan.template {
+        Some(name) if !has_template => Err(Error::model(format!(
+            "the template `{name}` is for rankers on decoders, but the model is another (`{}`)",
+            source.architecture
+        ))
+        .with_hint("remove `template` from the recipe")),
+        _ => Ok(()),
+    }
+}
+
 /// The bundle's task, and other tasks as plausible.
 ///
 /// A requested task must be one that the model can do. Otherwise the model card decides between the plausible ones.

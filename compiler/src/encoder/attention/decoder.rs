@@ -1,5 +1,6 @@
 //! Heads for decoder families, which read the last token's vector: label scores, and `yes` and `no` logits.
 
+use super::pair_templates::{INSTRUCTION, JUDGE, KnownTemplate, QWEN3_RERANKER};
 use crate::encoder::{
     config::{EncoderConfig, HeadKind},
     heads::{logit_matrix, tie_words},
@@ -14,25 +15,19 @@ use kivu::{
     error::{Error, Result},
     pipeline::{
         Task,
-        classification::{
-            ClassificationSettings, pair_template::PairTemplate, scores::ScoreFunction,
-        },
+        classification::{ClassificationSettings, scores::ScoreFunction},
     },
     tokenizer::Tokenizer,
 };
 
 /// Qwen3-Reranker's class, and its `model_type`.
-const QWEN3: &str = "Qwen3ForCausalLM";
-const QWEN3_TYPE: &str = "qwen3";
+const QWEN3: [&str; 2] = ["Qwen3ForCausalLM", "qwen3"];
 
 /// Weight of the output matrix.
 const OUTPUT_MATRIX: &str = "lm_head.weight";
 
 /// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
-
-/// A sentence specific to Qwen3-Reranker's template.
-const JUDGE: &str = "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
 
 /// Parts of the template on single lines.
 const PARTS: [&str; 7] = [
@@ -44,10 +39,6 @@ const PARTS: [&str; 7] = [
     "<Document>: ",
     "<think>",
 ];
-
-/// Default instruction by Qwen3-Reranker's authors.
-const INSTRUCTION: &str =
-    "Given a web search query, retrieve relevant passages that answer the query";
 
 /// Builds a decoder's scores as output `output`, if it has a head or ranks by two tokens' logits. Removes `config`'s
 /// head, since the modules contain it.
@@ -61,20 +52,22 @@ pub fn head(
         return Ok(None);
     }
     let hidden = config.encoder_limits.hidden;
-    let settings = |labels, function, template| -> Result<ClassificationSettings> {
-        let max_tokens = max_tokens(&plan.folder, &config.encoder_limits)?;
-        let (output, query_prompt) = (output.to_owned(), None);
-        Ok(ClassificationSettings {
-            output,
-            labels,
-            function,
-            max_tokens,
-            template,
-            query_prompt,
-            padding: None,
-            identifies_languages: false,
-        })
-    };
+    let file = ConfigFile::open(&plan.transformer()?)?;
+    let settings =
+        |labels, function, known: Option<&KnownTemplate>| -> Result<ClassificationSettings> {
+            let max_tokens = max_tokens(&plan.folder, &config.encoder_limits)?;
+            let (output, query_prompt) = (output.to_owned(), None);
+            Ok(ClassificationSettings {
+                output,
+                labels,
+                function,
+                max_tokens,
+                template: known.map(KnownTemplate::pair_template),
+                query_prompt,
+                padding: None,
+                identifies_languages: false,
+            })
+        };
     if config
         .head
         .as_ref()
@@ -87,38 +80,40 @@ pub fn head(
             &format!("{}.weight", config.names.labels),
             &[head.labels.len(), hidden],
         )?;
-        let mut settings = settings(head.labels.clone(), head.function, None)?;
+        let known = match head.labels.len() {
+            1 => KnownTemplate::of(plan, &file)?,
+            _ => None,
+        };
+        let mut settings = settings(head.labels.clone(), head.function, known)?;
         settings.query_prompt = default_prompt(&plan.folder)?;
-        settings.padding = padding(&ConfigFile::open(&plan.transformer()?)?)?;
+        settings.padding = padding(&file)?;
         config.head = None;
         return Ok(Some((
             settings,
             Modules::of_last_token(hidden, scores.values.clone(), output),
         )));
     }
-    let Some([yes, no]) = tokens(plan, config, (weights, tokenizer))? else {
+    let Some((known, yes, no)) = tokens(plan, (config, &file), (weights, tokenizer))? else {
         return Ok(None);
     };
     tie_words(config, weights, OUTPUT_MATRIX)?;
     let matrix = logit_matrix(config, weights, OUTPUT_MATRIX)?;
     let row = |token: u32| {
-        matrix
-            .values
-            .chunks_exact(hidden)
-            .nth(token as usize)
-            .unwrap_or_default()
+        let missing = || {
+            Error::model(format!(
+                "expected the token {token} among the {} of the model",
+                config.vocabulary
+            ))
+        };
+        let mut rows = matrix.values.chunks_exact(hidden);
+        rows.nth(token as usize).ok_or_else(missing)
     };
-    // The difference's sigmoid is the probability of `yes` among the two.
-    let difference: Vec<f32> = row(yes)
-        .iter()
-        .zip(row(no))
-        .map(|(yes, no)| yes - no)
-        .collect();
-    if difference.len() != hidden {
-        return Err(Error::model(format!(
-            "expected the tokens {yes} and {no} among the {} of the model",
-            config.vocabulary
-        )));
+    // The difference's sigmoid is the probability of the first token among the two.
+    let mut score = row(yes)?.to_vec();
+    if let Some(no) = no {
+        for (value, other) in score.iter_mut().zip(row(no)?) {
+            *value -= other;
+        }
     }
     if let Some(prompt) = default_prompt(&plan.folder)?.filter(|prompt| prompt != INSTRUCTION) {
         return Err(Error::model(format!(
@@ -128,11 +123,11 @@ pub fn head(
     let settings = settings(
         vec!["LABEL_0".to_owned()],
         ScoreFunction::Sigmoid,
-        Some(template()),
+        Some(known),
     )?;
     Ok(Some((
         settings,
-        Modules::of_last_token(hidden, difference, output),
+        Modules::of_last_token(hidden, score, output),
     )))
 }
 
@@ -143,14 +138,16 @@ fn padding(config: &ConfigFile) -> Result<Option<u32>> {
     Ok(config.get(KEY)?.or(is_default.then_some(0)))
 }
 
-/// Tokens for the logit comparison, if the model ranks: named by its files, or `yes` and `no`.
+/// What a model ranks by, if it does: a template, the token whose logit is the score, and one whose logit is subtracted.
+type Answer = (&'static KnownTemplate, u32, Option<u32>);
+
 fn tokens(
     plan: &Plan,
-    config: &EncoderConfig,
+    (config, file): (&EncoderConfig, &ConfigFile),
     (weights, tokenizer): (&Weights, &[u8]),
-) -> Result<Option<[u32; 2]>> {
-    if let Some(tokens) = logit_score(&plan.folder, &PARTS)? {
-        return Ok(Some(tokens));
+) -> Result<Option<Answer>> {
+    if let Some([yes, no]) = logit_score(&plan.folder, &PARTS)? {
+        return Ok(Some((&QWEN3_RERANKER, yes, Some(no))));
     }
     let architecture = &config.encoder_limits.architecture;
     // Without a class, it is the model type. A generator's body has a prefix.
@@ -160,21 +157,34 @@ fn tokens(
     if has_pooling(&plan.folder) || !architecture.ends_with(GENERATOR) && !is_unnamed {
         return Ok(None);
     }
-    if plan.task.or_else(|| pipeline_tag(&plan.folder)) != Some(Task::TextRanking) {
-        return Err(Error::model(format!(
-            "expected an embedding model with `modules.json`, or a model that ranks, but found \
-             `{}` without `modules.json`",
-            architecture
-        ))
-        .with_hint("if it is a Qwen3-Reranker, build it with `--task text-ranking`"));
-    }
-    if ![QWEN3, QWEN3_TYPE].contains(&architecture.as_str()) {
-        return Err(Error::model(format!(
-            "expected a `{QWEN3}`, or a CrossEncoder of sentence-transformers with a `LogitScore` module, but found \
-             `{}` alone: its files do not contain the text around a query and a document, nor which tokens are compared",
-            architecture
-        )));
-    }
+    let asks_for_ranking =
+        plan.task.or_else(|| pipeline_tag(&plan.folder)) == Some(Task::TextRanking);
+    let known = match KnownTemplate::of(plan, file)? {
+        Some(known) if matches!(plan.task, None | Some(Task::TextRanking)) => known,
+        None if asks_for_ranking && QWEN3.contains(&architecture.as_str()) => &QWEN3_RERANKER,
+        None if asks_for_ranking => {
+            return Err(Error::model(format!(
+                "expected a ranker with a known template, or a CrossEncoder of sentence-transformers with a `LogitScore` \
+                 module, but found `{architecture}` alone: its files do not contain the text around a query and a \
+                 document, nor which tokens are compared"
+            ))
+            .with_hint(format!(
+                "if it was trained with one of these, name it as `template` in a recipe: {}",
+                KnownTemplate::names()
+            )));
+        }
+        _ => {
+            return Err(Error::model(format!(
+                "expected an embedding model with `modules.json`, or a model that ranks, but found \
+                 `{architecture}` without `modules.json`"
+            ))
+            .with_hint(format!(
+                "if it is a ranker with one of these templates, name it as `template` in a recipe: {}; a Qwen3-Reranker \
+                 needs only `--task text-ranking`",
+                KnownTemplate::names()
+            )));
+        }
+    };
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let token = |word: &str| match tokenizer.ids(word)?[..] {
         [token] => Ok(token),
@@ -182,18 +192,6 @@ fn tokens(
             "expected `{word}` to be a single token, but found several"
         ))),
     };
-    Ok(Some([token("yes")?, token("no")?]))
-}
-
-/// Qwen3-Reranker's template, with its authors' default instruction.
-fn template() -> PairTemplate {
-    PairTemplate {
-        prefix: format!(
-            "<|im_start|>system\n{JUDGE}. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
-             <|im_start|>user\n"
-        ),
-        first: format!("<Instruct>: {INSTRUCTION}\n<Query>: "),
-        second: "\n<Document>: ".to_owned(),
-        suffix: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n".to_owned(),
-    }
+    let (better, other) = known.tokens;
+    Ok(Some((known, token(better)?, other.map(token).transpose()?)))
 }

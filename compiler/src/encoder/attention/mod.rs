@@ -5,4 +5,5 @@ pub mod cross_attention;
 pub mod decoder;
 pub mod distance_tables;
 pub mod distances;
+pub mod pair_templates;
 mod short_convolution;

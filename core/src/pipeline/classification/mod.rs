@@ -100,14 +100,18 @@ impl ClassificationPipeline {
     /// refused.
     pub fn with_instruction(&self, instruction: &str) -> Result<Self> {
         let mut settings = self.settings.clone();
+        let replaced = match &settings.template {
+            Some(template) => template.instructed(instruction),
+            None => settings
+                .query_prompt
+                .as_deref()
+                .and_then(|prompt| replaced(prompt, instruction)),
+        };
         let of_template = settings
             .template
             .as_mut()
             .map(|template| &mut template.first);
         let prompt = of_template.or(settings.query_prompt.as_mut());
-        let replaced = prompt
-            .as_deref()
-            .and_then(|prompt| replaced(prompt, instruction));
         match prompt.zip(replaced) {
             Some((prompt, replaced)) => *prompt = replaced,
             None => {

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use kivu_base::error::Result;
-use kivu_text::{Encoding, Tokenizer, Truncation};
+use kivu_text::{AroundPair, Encoding, Tokenizer, Truncation};
+
+use crate::pipeline::embedding::instructions;
 
 /// The text around a pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +19,15 @@ pub struct PairTemplate {
     pub second: String,
     /// Input suffix, never truncated.
     pub suffix: String,
+    /// Between the texts and before the suffix, if all parts are tokenized one by one; otherwise, the texts are one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub separator: Option<String>,
+    /// Whether a pair may have more tokens than a single text may: see [`AroundPair`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_lenient: bool,
+    /// Before an instruction, in templates that have one only if a request does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instruction: Option<String>,
 }
 
 impl PairTemplate {
@@ -28,7 +39,29 @@ impl PairTemplate {
         limit: usize,
         truncation: Truncation,
     ) -> Result<Encoding> {
+        if let Some(separator) = &self.separator {
+            let around = AroundPair {
+                before: &self.prefix,
+                separator,
+                after: &self.suffix,
+                is_lenient: self.is_lenient,
+            };
+            let pair = [
+                [&*self.first, first].concat(),
+                [&*self.second, second].concat(),
+            ];
+            let pair = pair.each_ref().map(String::as_str);
+            return tokenizer.encode_pair_between(&around, pair, limit, truncation);
+        }
         let text = [&self.first, first, &self.second, second].concat();
         tokenizer.encode_between([&self.prefix, &text, &self.suffix], limit, truncation)
+    }
+
+    /// What is before the first text with this instruction; `None` if there is no place for one.
+    pub fn instructed(&self, instruction: &str) -> Option<String> {
+        match &self.instruction {
+            Some(before) => Some([before, instruction, "\n", &self.first].concat()),
+            None => instructions::replaced(&self.first, instruction),
+        }
     }
 }

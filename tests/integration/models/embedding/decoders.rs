@@ -536,7 +536,7 @@ fn unusable_decoders_are_refused_by_name() {
     cannot build from `[folder]/model`: expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found 4 and 3, of 16 values
     expected the weight `layers.0.self_attn.q_proj.weight` of shape [32, 32], but found [64, 32]
     expected the weight `embed_tokens.weight` of shape [336, 32], but found [335, 32]
-    expected an embedding model with `modules.json`, or a model that ranks, but found `Qwen3ForCausalLM` without `modules.json`; if it is a Qwen3-Reranker, build it with `--task text-ranking`
+    expected an embedding model with `modules.json`, or a model that ranks, but found `Qwen3ForCausalLM` without `modules.json`; if it is a ranker with one of these templates, name it as `template` in a recipe: `qwen3-reranker`, `mxbai-rerank-v2`, `bge-reranker-v2-gemma`; a Qwen3-Reranker needs only `--task text-ranking`
     cannot build from `[folder]/model`: expected no `attn_logit_softcapping`, but found 50
     cannot build from `[folder]/model`: expected `sliding_window` of at least 2, but found 0
     cannot build from `[folder]/model`: expected `query_pre_attn_scalar` above 0, but found 0
