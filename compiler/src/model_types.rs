@@ -230,7 +230,7 @@ const VOYAGE_CODE: [&str; 2] = [
 ];
 
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 41] = [
+static FAMILIES: [Family; 42] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -307,6 +307,16 @@ static FAMILIES: [Family; 41] = [
         tokenizer: TokenizerFiles::BytePairs,
         tokenizer_class: "XLMRobertaTokenizer",
         ..family("jina_embeddings_v3")
+    },
+    Family {
+        code: code(
+            &[
+                "configuration_jina_embeddings_v5",
+                "modeling_jina_embeddings_v5",
+            ],
+            "JinaEmbeddingsV5",
+        ),
+        ..unlimited("jina_embeddings_v5")
     },
     Family {
         masked_class: Some("NewForMaskedLM"),

@@ -84,6 +84,7 @@ pub fn models(tokenizer: &[u8]) -> Result<Vec<Model>> {
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
         unpooled: None,
         tasks: Vec::new(),
+        default_task: None,
         placeholders: Vec::new(),
     };
     let scores = |labels: &[&str]| {

@@ -99,6 +99,18 @@ pub struct Tasks {
     pub scale: f32,
 }
 
+impl Tasks {
+    /// Tasks whose matrices are in files of their own, and without texts.
+    pub fn unread(names: Vec<String>) -> Self {
+        Self {
+            names,
+            prompts: BTreeMap::new(),
+            rank: 0,
+            scale: 1.0,
+        }
+    }
+}
+
 /// A decoder over the encoder's text, shifted by one token. Its tokens attend to earlier ones, and then to all of the
 /// encoder's.
 #[derive(Debug)]

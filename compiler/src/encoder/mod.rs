@@ -16,8 +16,8 @@ mod zero_shot;
 pub use self::{
     config::{EncoderLimits, Head, HeadKind},
     families::{
-        EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, JINA_V3, TEXT_CONFIG, alternative, asked_fields,
-        jina_of,
+        EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, JINA_V3, JINA_V5, TEXT_CONFIG, alternative,
+        asked_fields, check_class, jina_of,
     },
     graph::LOGITS,
     source::{open, source_of_layers, text_settings, token_settings},

@@ -4,6 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     config::{EncoderConfig, Tasks},
+    families::JINA_V5_CLASS,
     graph::OUTPUT,
     heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, tie_words},
 };
@@ -127,12 +128,16 @@ pub fn name_masked_class(
     Ok(())
 }
 
-/// Adds tasks with adapters, and a prompt for each.
+/// Adds tasks with adapters, and a prompt for each; jina-embeddings-v5 has prompts for roles instead.
 fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
     let Some(Tasks { names, prompts, .. }) = &config.tasks else {
         return;
     };
     settings.tasks.clone_from(names);
+    if config.encoder_limits.architecture == JINA_V5_CLASS {
+        settings.default_task = names.first().cloned();
+        return;
+    }
     for name in names {
         let prompt = || prompts.get(name).cloned().unwrap_or_default();
         settings.prompts.entry(name.clone()).or_insert_with(prompt);

@@ -28,9 +28,11 @@ const PACKAGES: [&str; 7] = [
     "sentence_transformers.sparse_encoder.models",
     "sentence_transformers.sparse_encoder.modules",
 ];
-/// The class in a model's own code that passes a request's task on, and the key of its tasks (jina-embeddings-v3).
+/// The class in a model's own code that passes a request's task on, and the keys of its tasks: in jina-embeddings-v3, and in
+/// jina-embeddings-v5, where the class pools, too.
 const TASK_TRANSFORMER: &str = "custom_st.Transformer";
-const TASKS: &str = "lora_adaptations";
+const TASKS: [&str; 2] = ["lora_adaptations", POOLED_TASKS];
+const POOLED_TASKS: &str = "task_names";
 /// Other classes built like sentence-transformers' own.
 const PYLATE_DENSE: &str = "pylate.models.Dense.Dense";
 
@@ -69,6 +71,12 @@ impl Module {
 
     pub fn is_router(&self) -> bool {
         ROUTERS.contains(&self.class())
+    }
+
+    /// Whether it is a transformer in the code of jina-embeddings-v5.
+    pub fn is_task_pooling(&self, folder: &ModelFolder) -> Result<bool> {
+        let config = ConfigFile::open_or_empty(&self.folder(folder)?, ConfigFile::NAME)?;
+        Ok(self.class() == "Transformer" && config.fields().contains_key(POOLED_TASKS))
     }
 
     /// The module's folder, which must be inside the model's.
@@ -269,7 +277,10 @@ fn listed(folder: &ModelFolder) -> Result<Vec<Module>> {
         .filter(|first| first.r#type == TASK_TRANSFORMER)
     {
         let config = ConfigFile::open_or_empty(&first.folder(folder)?, ConfigFile::NAME)?;
-        if config.get::<Vec<String>>(TASKS)?.is_some() {
+        if TASKS
+            .iter()
+            .any(|key| config.value(key).is_some_and(Value::is_array))
+        {
             first.r#type = format!("{}.Transformer", PACKAGES[0]);
         }
     }

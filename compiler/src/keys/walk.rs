@@ -17,7 +17,8 @@ use super::{
 use crate::{
     encoder::{
         DEFAULT_ENCODER, EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, ENCODER_CONFIG, GLINER,
-        LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, jina_of, reads_labels,
+        LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, check_class, jina_of,
+        reads_labels,
     },
     files::{
         config::ConfigFile,
@@ -185,6 +186,7 @@ impl Walk<'_> {
             }
             Kind::Encoder if model_type == MODEL2VEC => vec!["config.static"],
             Kind::Encoder => {
+                check_class(&config)?;
                 if encoder_keys(&config).is_some() {
                     self.code(model_type, &fields, &described)?;
                 }

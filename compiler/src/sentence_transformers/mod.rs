@@ -64,6 +64,7 @@ pub fn embedding_settings(
     let list = modules(folder)?;
     let mut modules = match &list[..] {
         [] => Modules::mean(encoder_limits.hidden),
+        [only] if only.is_task_pooling(folder)? => Modules::last_token(encoder_limits.hidden),
         [first, rest @ ..] if first.class() == "Transformer" => {
             add_all(Modules::new(encoder_limits.hidden), rest, folder)?
         }
@@ -458,6 +459,7 @@ pub fn text_settings(
         prompts: config.get("prompts")?.unwrap_or_default(),
         unpooled: None,
         tasks: Vec::new(),
+        default_task: None,
         placeholders: Vec::new(),
     };
     match settings

@@ -124,6 +124,14 @@ impl Modules {
         }
     }
 
+    /// The last token's vector, scaled to length 1.
+    pub fn last_token(width: usize) -> Self {
+        Self {
+            list: vec![Module::pooling(Mode::LastToken), Module::Normalize],
+            ..Self::mean(width)
+        }
+    }
+
     /// Appends a linear layer on text vectors, with weights called `name`.
     pub fn project(&mut self, weights: &Weights, name: &str, outputs: usize) -> Result<()> {
         let inputs = self.dimensions()?;

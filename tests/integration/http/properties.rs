@@ -140,6 +140,7 @@ fn embedder(backend: ScriptedBackend) -> EmbeddingPipeline {
         prompts: [].into(),
         unpooled: None,
         tasks: Vec::new(),
+        default_task: None,
         placeholders: Vec::new(),
     };
     EmbeddingPipeline::new(tokenizer("tiny-bert"), backend, settings).unwrap()

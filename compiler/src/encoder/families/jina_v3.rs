@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use super::{
@@ -149,17 +149,9 @@ fn without_table(config: &ConfigFile, encoder_limits: EncoderLimits) -> Result<E
 
 /// The tasks in the authors' config.
 fn tasks(config: &ConfigFile) -> Result<Option<Tasks>> {
-    let Some(names) = config.get::<Vec<String>>("lora_adaptations")? else {
+    let Some(names) = task_names(config, "lora_adaptations")? else {
         return Ok(None);
     };
-    let distinct: BTreeSet<&String> = names.iter().collect();
-    if distinct.len() != names.len() || !(1..=MAX_TASKS).contains(&names.len()) {
-        return Err(Error::model(format!(
-            "expected from 1 to {MAX_TASKS} different tasks in `lora_adaptations`, but found {} in {}",
-            distinct.len(),
-            names.len()
-        )));
-    }
     let prompts: BTreeMap<String, String> = config.get("task_instructions")?.unwrap_or_default();
     if let Some(other) = prompts.keys().find(|name| !names.contains(name)) {
         return Err(Error::model(format!(
@@ -175,6 +167,22 @@ fn tasks(config: &ConfigFile) -> Result<Option<Tasks>> {
         rank,
         scale: alpha / rank as f32,
     }))
+}
+
+/// The tasks that `config` lists under `key`.
+pub fn task_names(config: &ConfigFile, key: &str) -> Result<Option<Vec<String>>> {
+    let Some(names) = config.get::<Vec<String>>(key)? else {
+        return Ok(None);
+    };
+    let distinct: BTreeSet<&String> = names.iter().collect();
+    match distinct.len() == names.len() && (1..=MAX_TASKS).contains(&names.len()) {
+        true => Ok(Some(names)),
+        false => Err(Error::model(format!(
+            "expected from 1 to {MAX_TASKS} different tasks in `{key}`, but found {} in {}",
+            distinct.len(),
+            names.len()
+        ))),
+    }
 }
 
 /// Reads the adapters next to a model for `transformers`, a folder for each task, in the form of the authors' files.
@@ -200,9 +208,18 @@ pub fn read_adapters(
             folders.insert(name, path);
         }
     }
-    if folders.is_empty() {
-        return Ok(());
+    match folders.is_empty() {
+        true => Ok(()),
+        false => join_adapters(config, weights, folders.into_iter().collect()),
     }
+}
+
+/// Reads PEFT's adapters for tasks, each from its folder, in the form of the authors' files of jina-embeddings-v3.
+pub fn join_adapters(
+    config: &mut EncoderConfig,
+    weights: &mut Weights,
+    folders: Vec<(String, PathBuf)>,
+) -> Result<()> {
     let mut ranks = Vec::with_capacity(folders.len());
     let mut modules = BTreeMap::<String, Vec<Option<[Weight; 2]>>>::new();
     for (task, (name, folder)) in folders.iter().enumerate() {
@@ -266,12 +283,10 @@ pub fn read_adapters(
             weights,
         )?;
     }
-    let names = folders.into_keys().collect();
+    let names = folders.into_iter().map(|(name, _)| name).collect();
     config.tasks = Some(Tasks {
-        names,
-        prompts: BTreeMap::new(),
         rank,
-        scale: 1.0,
+        ..Tasks::unread(names)
     });
     Ok(())
 }

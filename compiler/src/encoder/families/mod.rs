@@ -11,6 +11,7 @@ mod gemma;
 mod gte;
 mod jina;
 mod jina_v3;
+mod jina_v5;
 mod lfm2;
 mod llama;
 mod megatron;
@@ -34,6 +35,7 @@ pub use self::embedding_gemma2::{
     TEXT as EMBEDDING_GEMMA2_TEXT, TEXT_CONFIG, WHOLE as EMBEDDING_GEMMA2,
 };
 pub use self::jina_v3::JINA_V3;
+pub use self::jina_v5::{CLASS as JINA_V5_CLASS, JINA_V5};
 use super::config::{EncoderConfig, Names};
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
@@ -64,6 +66,24 @@ const OWN_CODE: &str = "Kivu does not know what the model's own code computes; a
                         voyage-4-nano";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
+/// The same by class, for those whose `model_type` is that of another family.
+const CLASSES_NOT_BUILT: [(&str, &str); 1] = [(
+    "JinaForRanking",
+    "it reads a query and all texts in one prompt, and compares projected vectors of markers after them; Kivu's rankers read \
+     a query with one text, such as Qwen3-Reranker and jina-reranker-v2",
+)];
+
+/// Refuses classes that need more than their family's layers.
+pub fn check_class(config: &ConfigFile) -> Result<()> {
+    let class = config.architecture();
+    match CLASSES_NOT_BUILT.iter().find(|(known, _)| *known == class) {
+        None => Ok(()),
+        Some((_, reason)) => {
+            Err(Error::model(format!("`{class}` is not supported")).with_hint(*reason))
+        }
+    }
+}
+
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
 pub fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     read(config).map_err(|error| {
@@ -89,6 +109,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     }
     match config.model_type() {
         JINA_V3 => jina_v3::read(config),
+        JINA_V5 => jina_v5::read(config),
         "bert" => bert::read(config, &bert::BERT_MODEL),
         "distilbert" => bert::read(config, &bert::DISTILBERT_MODEL),
         "roberta" | "xlm-roberta" | "camembert" => bert::read(config, &bert::ROBERTA_MODEL),
@@ -218,6 +239,7 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
         weights.unify(&names)?;
     }
     jina_v3::read_adapters(config, &mut weights, folder)?;
+    jina_v5::read_adapters(config, &mut weights, folder)?;
     jina_v3::arrange_adapters(config, &mut weights)?;
     arrange(config, &mut weights)?;
     Ok(weights.with_prefix(prefix, words))

@@ -184,8 +184,10 @@ impl Paths<'_> {
             .into_iter()
             .filter(|path| !needed.contains(path));
         needed.extend(others.collect::<Vec<_>>());
-        if config.model_type() == encoder::JINA_V3 {
-            needed.extend(self.task_adapters());
+        match config.model_type() {
+            encoder::JINA_V3 => needed.extend(self.task_adapters("")),
+            encoder::JINA_V5 => needed.extend(self.task_adapters("adapters/")),
+            _ => {}
         }
         needed.extend(
             encoder::HEADS
@@ -211,16 +213,16 @@ impl Paths<'_> {
         weights.collect()
     }
 
-    /// Adapters in folders of their own, one per task.
-    fn task_adapters(&self) -> Vec<String> {
-        let folders = self
-            .0
-            .iter()
-            .filter_map(|path| path.strip_suffix(lora::CONFIG)?.strip_suffix('/'));
+    /// Adapters in folders of their own below `parent`, one per task.
+    fn task_adapters(&self, parent: &str) -> Vec<String> {
+        let folders = self.0.iter().filter_map(|path| {
+            let path = path.strip_prefix(parent)?;
+            path.strip_suffix(lora::CONFIG)?.strip_suffix('/')
+        });
         let files = folders
             .filter(|folder| !folder.contains('/'))
             .flat_map(|folder| {
-                let path = |file: &str| format!("{folder}/{file}");
+                let path = |file: &str| format!("{parent}{folder}/{file}");
                 let weights = lora::WEIGHTS
                     .map(path)
                     .into_iter()
@@ -453,6 +455,19 @@ mod tests {
             [tasks[1], tasks[3], tasks[2]]
         );
         assert_eq!(weights(BERT, &tasks).unwrap(), tasks[1..2]);
+        let tasks = [
+            "config.json",
+            "model.safetensors",
+            "adapters/retrieval/adapter_config.json",
+            "adapters/retrieval/adapter_model.safetensors",
+            "other/adapter_config.json",
+        ];
+        let jina =
+            r#"{"model_type": "jina_embeddings_v5", "architectures": ["JinaEmbeddingsV5Model"]}"#;
+        assert_eq!(
+            weights(jina, &tasks).unwrap(),
+            [tasks[1], tasks[3], tasks[2]]
+        );
         // GLiNER has no `config.json`.
         let gliner = [
             "gliner_config.json",

@@ -530,7 +530,7 @@ impl EmbeddingPipeline {
         ) {
             (Some(task), ..) => Ok(settings.task_number(settings.task_name(task)?)),
             // A text that replaces the default prompt.
-            (None, Some(_), None) => Ok(0),
+            (None, Some(_), None) if settings.default_task.is_none() => Ok(0),
             (None, _, name) => settings.task_of_prompt(name),
         }
     }

@@ -60,8 +60,10 @@ pub struct EmbeddingSettings {
     pub prompts: BTreeMap<String, String>,
     /// The number of each prompt's tokens, which pooling leaves out; `None` if it includes prompts.
     pub unpooled: Option<BTreeMap<String, usize>>,
-    /// Tasks for which the model has adapters, in the graph's order; each is the name of a prompt, too.
+    /// Tasks for which the model has adapters, in the graph's order. Without a default task, each is the name of a prompt, too.
     pub tasks: Vec<String>,
+    /// The task of texts without one, in a model whose prompts are those of roles, whatever the task.
+    pub default_task: Option<String>,
     /// Tokens in place of which the model reads images and sound; texts with them are refused.
     pub placeholders: Vec<u32>,
 }
@@ -98,6 +100,8 @@ struct Table {
     unpooled: Option<BTreeMap<String, usize>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tasks: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    default_task: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     placeholders: Vec<u32>,
     sparse: Option<SparseSettings>,
@@ -114,6 +118,7 @@ impl TryFrom<Table> for EmbeddingSettings {
             prompts,
             unpooled,
             tasks,
+            default_task,
             placeholders,
             sparse,
             multi_vector,
@@ -152,10 +157,19 @@ impl TryFrom<Table> for EmbeddingSettings {
                 "expected a number in `unpooled` for each of `prompts`, but found fewer".to_owned(),
             );
         }
-        if let Some(task) = tasks.iter().find(|task| !prompts.contains_key(*task)) {
-            return Err(format!(
-                "expected a prompt for each of `tasks`, but found none for `{task}`"
-            ));
+        let mut without_prompt = tasks.iter().filter(|task| !prompts.contains_key(*task));
+        match (&default_task, without_prompt.next()) {
+            (None, Some(task)) => {
+                return Err(format!(
+                    "expected a prompt for each of `tasks`, but found none for `{task}`"
+                ));
+            }
+            (Some(task), _) if !tasks.contains(task) => {
+                return Err(format!(
+                    "expected the `default_task` `{task}` among the `tasks`"
+                ));
+            }
+            _ => {}
         }
         Ok(Self {
             dense,
@@ -166,6 +180,7 @@ impl TryFrom<Table> for EmbeddingSettings {
             prompts,
             unpooled,
             tasks,
+            default_task,
             placeholders,
         })
     }
@@ -182,6 +197,7 @@ impl From<EmbeddingSettings> for Table {
             prompts,
             unpooled,
             tasks,
+            default_task,
             placeholders,
         } = settings;
         let (mut output, mut pooling, mut normalize, mut dimensions) = (None, None, None, None);
@@ -205,6 +221,7 @@ impl From<EmbeddingSettings> for Table {
             prompts,
             unpooled,
             tasks,
+            default_task,
             placeholders,
             sparse,
             multi_vector,
@@ -346,9 +363,20 @@ impl EmbeddingSettings {
         if self.tasks.is_empty() {
             return Ok(0);
         }
+        if let Some(default) = &self.default_task {
+            let named = name.and_then(|name| self.task_without_prompt(name));
+            return Ok(self.task_number(named.unwrap_or(default)));
+        }
         Ok(self
             .find_prompt(name)?
             .map_or(0, |(name, _)| self.task_number(name)))
+    }
+
+    /// The task that a prompt's name or a role means, in a model whose tasks have no prompts.
+    fn task_without_prompt(&self, name: &str) -> Option<&str> {
+        self.default_task
+            .as_ref()
+            .and_then(|_| self.task_name(name).ok())
     }
 
     /// A task's number, from 1 on; 0 for none.
@@ -368,7 +396,8 @@ impl EmbeddingSettings {
         if prompt.is_some() {
             return Ok(prompt);
         }
-        if self.has_roles() && roles::text_role(name).is_some() {
+        let has_default = self.has_roles() && roles::text_role(name).is_some();
+        if has_default || self.task_without_prompt(name).is_some() {
             return Ok(self
                 .default_prompt
                 .as_ref()
@@ -390,6 +419,9 @@ impl EmbeddingSettings {
         let prompts = &self.prompts;
         if let Some((name, _)) = prompts.get_key_value(role) {
             return Ok(Some(name));
+        }
+        if let Some(task) = self.task_without_prompt(role) {
+            return Ok(Some(task));
         }
         let of_role = roles::prompt(prompts, role);
         let text_role = roles::text_role(role).filter(|_| self.has_roles());

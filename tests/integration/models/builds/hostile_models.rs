@@ -228,6 +228,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ),
         ("tiny-gemma2", &[bert, grouped, &["sliding_window"]]),
         ("tiny-eurobert", &[bert, grouped]),
+        ("tiny-jina-v5-small", &[bert, grouped]),
         (
             "tiny-privacy-filter",
             &[

@@ -71,6 +71,13 @@ fn named_models_are_refused_by_what_they_need() {
             "expected rotary positions without scaling (`default`), but found `yarn`",
         ),
         (
+            "jina-reranker-v3.5",
+            "tiny-qwen3",
+            json!({ "architectures": ["JinaForRanking"], "auto_map": { "AutoModel": "modeling.JinaForRanking" } }),
+            None,
+            "`JinaForRanking` is not supported; it reads a query and all texts in one prompt",
+        ),
+        (
             "Phi-3",
             "tiny-llama",
             json!({ "model_type": "phi3" }),

@@ -279,6 +279,147 @@ async fn requests_choose_a_task_in_every_dialect() {
     "#);
 }
 
+#[derive(Deserialize)]
+struct Prompted5 {
+    text: String,
+    task: String,
+    prompt_name: String,
+    embedding: Vec<f32>,
+}
+
+/// jina-embeddings-v5-text, on both of its encoders. Its prompts are those of roles, whatever the task.
+#[tokio::test]
+async fn tasks_of_jina_v5_go_with_prompts_of_roles() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-jina-v5-nano", "tiny-jina-v5-small"] {
+        let source = fixtures().join("models").join(name);
+        let out = folder.path().join(name);
+        let model = open(source.clone(), &out, Some(Precision::Fp32), runtime).unwrap();
+        let out = folder.path().join(format!("{name}-int8"));
+        let request = request_without_floor(
+            kivu::pipeline::Task::FeatureExtraction,
+            &source,
+            out.clone(),
+            Some(Precision::Int8),
+        );
+        build_request(&request, runtime).unwrap();
+        let quantized = serve(&out).unwrap();
+        assert_eq!(quantized.manifest.engine, Engine::Native);
+        let path = fixtures().join(format!("goldens/{name}.json"));
+        let golden: BTreeMap<String, Vec<Prompted5>> =
+            serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        for case in &golden["cases"] {
+            let of_case = EmbeddingOptions {
+                task: Some(case.task.clone()),
+                prompt_name: Some(case.prompt_name.clone()),
+                ..options()
+            };
+            let mut all = vec![of_case.clone()];
+            // The defaults of the authors' code, and the first task.
+            if case.prompt_name == "document" {
+                all.push(EmbeddingOptions {
+                    prompt_name: None,
+                    ..of_case.clone()
+                });
+            }
+            if case.task == "retrieval" {
+                all.push(EmbeddingOptions {
+                    task: None,
+                    ..of_case.clone()
+                });
+            }
+            for options in all {
+                let found = vector(pipeline(&model), &case.text, &options).await;
+                let off = difference(&found, &case.embedding);
+                assert!(
+                    off < 4e-6,
+                    "{name}: {options:?} {:?}: off by {off}",
+                    case.text
+                );
+            }
+            let found = vector(pipeline(&quantized), &case.text, &of_case).await;
+            let similar = cosine(&found, &case.embedding);
+            assert!(similar > 0.95, "{name}: {:?}: {similar}", case.text);
+        }
+        let [case, ..] = &golden["cases"][..] else {
+            panic!("{name} has no cases")
+        };
+        let text = &case.text;
+        let of = |task: &str, prompt_name: &str| {
+            let mut cases = golden["cases"].iter();
+            let case = cases.find(|case| {
+                case.text == *text && case.task == task && case.prompt_name == prompt_name
+            });
+            &case.unwrap().embedding
+        };
+        for (path, body, expected) in [
+            (
+                "/embed",
+                json!({ "inputs": text, "task": "clustering", "prompt_name": "query" }),
+                of("clustering", "query"),
+            ),
+            (
+                "/embed",
+                json!({ "inputs": text, "prompt_name": "query" }),
+                of("retrieval", "query"),
+            ),
+            (
+                "/v1/embeddings",
+                json!({ "input": text, "task": "text_matching" }),
+                of("text-matching", "document"),
+            ),
+            (
+                "/v1/embeddings",
+                json!({ "input": text, "input_type": "search_query" }),
+                of("retrieval", "query"),
+            ),
+            (
+                "/v2/embed",
+                json!({
+                    "texts": [text], "input_type": "classification", "model": model.name, "embedding_types": ["float"]
+                }),
+                of("classification", "document"),
+            ),
+        ] {
+            let shown = body.to_string();
+            let off = difference(&embed(&model, path, body).await.unwrap(), expected);
+            assert!(off < 4e-6, "{name}: {shown}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn unusable_files_of_jina_v5_are_refused_by_name() {
+    let Some(runtime) = runtime() else { return };
+    let refusal = |change: &dyn Fn(&Path)| {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("model");
+        copy(&fixtures().join("models/tiny-jina-v5-nano"), &source);
+        change(&source);
+        let out = folder.path().join("out");
+        let refusal = build_request(&request(source, out, Some(Precision::Fp32)), runtime);
+        let refusal = refusal.unwrap_err().chain();
+        refusal.replace(&folder.path().display().to_string(), "[folder]")
+    };
+    let config =
+        |from: &str, to: &str| refusal(&|source| edit(&source.join("config.json"), from, to));
+    let refusals = [
+        config(r#""retrieval","#, r#""summaries","#),
+        config(r#""retrieval","#, r#""clustering","#),
+        config("\"JinaEmbeddingsV5Model\"", "\"JinaEmbeddingsV5OmniModel\""),
+        config(
+            "\"is_decoder\"",
+            "\"use_sliding_window\": false, \"is_decoder\"",
+        ),
+        refusal(&|source| {
+            let adapter = source.join("adapters/clustering/adapter_config.json");
+            edit(&adapter, "\"use_dora\": false", "\"use_dora\": true");
+        }),
+    ];
+    insta::assert_snapshot!(refusals.join("\n"), @"");
+}
+
 #[tokio::test]
 async fn a_task_for_a_model_without_tasks_is_refused_by_name() {
     let Some(runtime) = runtime() else { return };

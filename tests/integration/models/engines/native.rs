@@ -178,13 +178,15 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 28] = [
+const DECODERS: [&str; 29] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
     "tiny-gemma2",
     "tiny-eurobert",
     "tiny-eurobert-cls",
+    "tiny-jina-v5-nano",
+    "tiny-jina-v5-small",
     "tiny-ultrabert",
     "tiny-ultrabert-cls",
     "tiny-ultrabert-ner",

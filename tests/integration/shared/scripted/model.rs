@@ -82,6 +82,7 @@ pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
         prompts: [("query".to_owned(), "cat ".to_owned())].into(),
         unpooled: None,
         tasks: Vec::new(),
+        default_task: None,
         placeholders: Vec::new(),
     };
     let backend = TensorEncoder::shared(backend).unwrap();
