@@ -53,7 +53,7 @@ pub struct ClassificationSettings {
 #[derive(Clone, Debug)]
 pub struct ClassificationPipeline {
     encoder: Encoder,
-    settings: ClassificationSettings,
+    settings: Box<ClassificationSettings>,
 }
 
 impl ClassificationPipeline {
@@ -77,7 +77,10 @@ impl ClassificationPipeline {
         let labels = Some((settings.labels.clone(), settings.function));
         let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?
             .without_trailing(settings.padding);
-        Ok(Self { encoder, settings })
+        Ok(Self {
+            encoder,
+            settings: Box::new(settings),
+        })
     }
 
     /// Settings from the bundle's manifest.
@@ -135,10 +138,8 @@ impl ClassificationPipeline {
                     .with_hint("send an `instruction`"),
             );
         }
-        let settings = ClassificationSettings {
-            query_prompt: Some(prompt.to_owned()),
-            ..self.settings.clone()
-        };
+        let mut settings = self.settings.clone();
+        settings.query_prompt = Some(prompt.to_owned());
         Ok(Self {
             encoder: self.encoder.clone(),
             settings,

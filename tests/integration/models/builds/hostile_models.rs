@@ -179,7 +179,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         t5_decoder,
         fairseq,
     ] = SIZES;
-    let families: [(&str, &[&[&str]]); 37] = [
+    let families: [(&str, &[&[&str]]); 38] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),

@@ -178,7 +178,7 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 29] = [
+const DECODERS: [&str; 30] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
