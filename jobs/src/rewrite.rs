@@ -234,7 +234,7 @@ mod tests {
     fn a_column_that_no_row_has_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
-        let mut rewritten = |text: &str, columns: &[&str]| {
+        let rewritten = |text: &str, columns: &[&str]| {
             fs::write(&path, text).unwrap();
             let columns = columns
                 .iter()
