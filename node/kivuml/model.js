@@ -190,13 +190,15 @@ class Model {
    * @returns {Promise<any>}
    */
   async entities(texts, options) {
-    const known = /** @type {const} */ (["labels", "patterns", "redact", "style", "key", "aggregation", "transitionBiases", "threshold", "stride", "truncate", ...RUN]);
-    const { labels, patterns, redact, style, key, aggregation, transitionBiases, threshold, stride, truncate, ...run } = asOptions(options, known);
+    const known = /** @type {const} */ (["labels", "patterns", "redact", "style", "scope", "mapping", "key", "aggregation", "transitionBiases", "threshold", "stride", "truncate", ...RUN]);
+    const { labels, patterns, redact, style, scope, mapping, key, aggregation, transitionBiases, threshold, stride, truncate, ...run } = asOptions(options, known);
     const parameters = {
       labels: labels === undefined || labels === null ? undefined : asLabels(labels),
       patterns: patterns === undefined || patterns === null ? undefined : asLabels(patterns),
       redact,
       redact_style: style,
+      redact_scope: scope,
+      redact_mapping: mapping,
       redact_key: key,
       aggregation_strategy: aggregation,
       transition_biases: transitionBiases,
@@ -204,7 +206,8 @@ class Model {
       stride,
       truncate,
     };
-    return this.#each("entities", asList(texts, "texts"), parameters, run);
+    // A batch does not know the numbers of the one before.
+    return this.#each("entities", asList(texts, "texts"), parameters, run, scope === "request" ? Infinity : BATCH);
   }
 
   /**

@@ -91,6 +91,10 @@ export interface EntityOptions<R extends boolean = boolean> extends RunOptions, 
   redact?: R;
   /** What replacements have besides labels; `hash` and `encrypt` need a key. */
   style?: "label" | "number" | "hash" | "encrypt";
+  /** Whether numbers are counted in each text, or in all texts of this call, which then run at once. */
+  scope?: "text" | "request";
+  /** Earlier results' originals by placeholder, whose numbers are continued. */
+  mapping?: Readonly<Record<string, string>>;
   /** The key: 64 hexadecimal digits. */
   key?: string;
   /** Patterns to find as well, or `all`: numbers with check digits, addresses, keys. */

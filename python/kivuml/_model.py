@@ -416,6 +416,8 @@ class Model:
         *,
         redact: bool = False,
         style: Literal["label", "number", "hash", "encrypt"] | None = None,
+        scope: Literal["text", "request"] | None = None,
+        mapping: Mapping[str, str] | None = None,
         key: str | None = None,
         patterns: Sequence[str] | str | None = None,
         aggregation: Literal["none", "simple", "first", "average", "max"] | None = None,
@@ -433,6 +435,8 @@ class Model:
             labels: The entities to find, with a model that takes labels.
             redact: Whether to return texts in which entities are replaced by their labels, too.
             style: What replacements have besides labels; `hash` and `encrypt` need a key.
+            scope: Whether numbers are counted in each text, or in all texts of this call, which then run at once.
+            mapping: Earlier results' originals by placeholder, whose numbers are continued.
             key: 64 hexadecimal digits.
             patterns: Patterns to find as well, or `all`: numbers with check digits, addresses, keys.
             aggregation: How token labels become entities.
@@ -447,6 +451,8 @@ class Model:
             "patterns": None if patterns is None else _labels(patterns),
             "redact": redact,
             "redact_style": style,
+            "redact_scope": scope,
+            "redact_mapping": None if mapping is None else dict(mapping),
             "redact_key": key,
             "aggregation_strategy": aggregation,
             "transition_biases": None if transition_biases is None else dict(transition_biases),
@@ -454,7 +460,8 @@ class Model:
             "stride": stride,
             "truncate": truncate,
         }
-        return self._each("entities", texts, parameters, show_progress)
+        # A batch does not know the numbers of the one before.
+        return self._each("entities", texts, parameters, show_progress, sys.maxsize if scope == "request" else _BATCH)
 
     def restore(
         self,

@@ -156,6 +156,13 @@ test("classes and entities are the server's", async () => {
   const restored = await (await model("ner")).restore([`Dear ${text}`], { mapping });
   assert.deepEqual(restored, await served("/restore", { inputs: [`Dear ${text}`], redact_mapping: mapping }));
   assert.equal(restored[0].text, `Dear ${PEOPLE[0]}`);
+  // More texts than one call of the native module runs otherwise.
+  const mails = Array.from({ length: 2100 }, (_, index) => `Ask ${index % 2}@example.org`);
+  const known = { "[EMAIL_ADDRESS_7]": "1@example.org" };
+  const counted = await (await model("ner")).entities(mails, { redact: true, style: "number", scope: "request", mapping: known, patterns: "all" });
+  assert.deepEqual(counted.slice(-2).map(({ text }) => text.slice(-17)), ["[EMAIL_ADDRESS_8]", "[EMAIL_ADDRESS_7]"]);
+  const numbers = { redact: true, redact_style: "number", redact_scope: "request", redact_mapping: known, patterns: "all" };
+  assert.deepEqual(counted.slice(0, 2), await served("/models/ner", { inputs: mails.slice(0, 2), parameters: numbers }));
   const labelled = await (await model("ner-labels")).entities(PEOPLE, { labels: ["person", "city"], threshold: 0.1 });
   const labels = { labels: ["person", "city"], threshold: 0.1 };
   assert.deepEqual(labelled, await served("/models/ner-labels", { inputs: PEOPLE, parameters: labels }));

@@ -55,7 +55,7 @@ const raw: Entity[][] = await ner.entities(["Ada lived in London."], { aggregati
 raw.flat().forEach((each) => has(each, entity));
 const redacted: Redacted = await ner.entities("Ada lived in London.", { redact: true });
 has(redacted, { text: ["string"], entities: ["object"], mapping: ["object", "undefined"] });
-const numbered: Redacted = await ner.entities("Write to ann@example.org.", { redact: true, style: "number", patterns: "EMAIL_ADDRESS" });
+const numbered: Redacted = await ner.entities("Write to ann@example.org.", { redact: true, style: "number", scope: "request", mapping: {}, patterns: "EMAIL_ADDRESS" });
 assert.equal(numbered.mapping?.["[EMAIL_ADDRESS_1]"], "ann@example.org");
 const back: Restored = await ner.restore("Ask [EMAIL_ADDRESS_1].", { mapping: numbered.mapping });
 assert.equal(back.text, "Ask ann@example.org.");

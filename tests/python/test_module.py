@@ -162,6 +162,13 @@ class Tasks(unittest.TestCase):
         body = {"inputs": f"Dear {numbered['text']}", "redact_mapping": numbered["mapping"]}
         as_server(self, "/restore", body, restored)
         self.assertEqual(restored["text"], f"Dear {PEOPLE[0]}")
+        # More texts than one call of the native module runs otherwise.
+        mails, known = [f"Ask {index % 2}@example.org" for index in range(1100)], {"[EMAIL_ADDRESS_7]": "1@example.org"}
+        counted = model("ner").entities(mails, redact=True, style="number", scope="request", mapping=known, patterns="all")
+        self.assertEqual([found["text"][-17:] for found in counted[-2:]], ["[EMAIL_ADDRESS_8]", "[EMAIL_ADDRESS_7]"])
+        numbers = {"redact": True, "redact_style": "number", "redact_scope": "request", "redact_mapping": known}
+        body = {"inputs": mails[:2], "parameters": {**numbers, "patterns": "all"}}
+        as_server(self, "/models/ner", body, counted[:2])
         with self.assertRaisesRegex(errors.InvalidError, "do not mark ends of entities"):
             model("ner").entities(PEOPLE, transition_biases={"background_stay": -1})
         body = {"inputs": PEOPLE, "parameters": {"labels": ["person", "city"], "threshold": 0.1}}

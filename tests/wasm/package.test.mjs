@@ -127,6 +127,8 @@ test("labels, entities and ranks are the server's", async () => {
   near(chosen, await served("/models/zero-shot", { inputs: TEXTS.slice(0, 2), parameters }));
   const ner = { redact: true, aggregation_strategy: "first" };
   near(await (await model("ner")).entities(PEOPLE, { redact: true, aggregation: "first" }), await served("/models/ner", { inputs: PEOPLE, parameters: ner }));
+  const counted = await (await model("ner")).entities(["a@b.org", "a@b.org"], { redact: true, style: "number", scope: "request", patterns: "all" });
+  assert.deepEqual(counted.map(({ text }) => text), ["[EMAIL_ADDRESS_1]", "[EMAIL_ADDRESS_1]"]);
   const labels = { labels: ["person", "city"], threshold: 0.1 };
   near(await (await model("ner-labels")).entities(PEOPLE, labels), await served("/models/ner-labels", { inputs: PEOPLE, parameters: labels }));
   const query = "When does the ferry leave?";
