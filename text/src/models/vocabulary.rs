@@ -57,7 +57,9 @@ impl Vocabulary {
         let magic = take(&mut file, 1, unigram::MAGIC.len())?;
         match magic.first_chunk() {
             Some(&unigram::MAGIC) => Unigram::read(file).map(Self::Unigram),
-            Some(&byte_pairs::MAGIC) => BytePairs::read(file).map(Self::BytePairs),
+            Some(&(byte_pairs::MAGIC | byte_pairs::MAGIC_OF_BYTES)) => {
+                BytePairs::read(file).map(Self::BytePairs)
+            }
             Some(&word_pieces::MAGIC) => WordPieces::read(file).map(Self::WordPieces),
             _ => None,
         }
