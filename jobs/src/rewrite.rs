@@ -34,7 +34,7 @@ const PIECE_BYTES: usize = 16 * 1024 * 1024;
 /// The model is for another task, or a parameter does not fit it.
 pub fn entity_finder(model: &Model, parameters: &Parameters) -> Result<EntityFinder> {
     match Predictor::new(model, parameters)? {
-        Predictor::Entities(finder) => Ok(finder),
+        Predictor::Entities(finder, _) => Ok(finder),
         _ => Err(Error::invalid(format!(
             "`{}` is for `{}`; names are found by models for `token-classification`",
             model.name, model.manifest.task

@@ -5,7 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Serialize, de::DeserializeOwned};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
@@ -21,13 +22,23 @@ use kivu_base::{
     config::{list_text, parse_lists},
     error::{Error, Result},
     json::Ordered,
-    names::{choice, names},
+    names::{choice, named, names},
 };
 use kivu_core::pipeline::{
     embedding::{VectorKind, vectors::VectorType},
     entities::{Aggregation, tags::TransitionBiases},
     redaction::placeholders::Style,
 };
+
+/// Where the same original has the same number in a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum JobNumberScope {
+    /// Within a text.
+    Text,
+    /// In all texts of a file.
+    File,
+}
 
 /// A job's task options, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -67,9 +78,7 @@ impl JobOptions {
                 |expected| Error::invalid(format!("expected {expected} in `{}`", option.name));
             Some(json.map(|json| (option.field, json)).map_err(refused))
         };
-        let of_task = T::OPTIONS
-            .iter()
-            .filter(|option| option.name != ALL_SCORES.name);
+        let of_task = T::OPTIONS.iter().filter(|option| !option.field.is_empty());
         let fields = of_task.filter_map(field);
         let fields = fields.collect::<Result<BTreeMap<_, _>>>()?;
         // As text, which keeps the order of a schema's names.
@@ -81,6 +90,11 @@ impl JobOptions {
     /// Whether answers have all labels and scores, not only the best.
     pub fn all_scores(&self) -> bool {
         self.get(ALL_SCORES.name) == Some("true")
+    }
+
+    /// Where the same original has the same number, if it is given.
+    pub fn number_scope(&self) -> Option<JobNumberScope> {
+        self.get(NUMBER_SCOPE.name).and_then(named)
     }
 
     /// Whether a schema says what is extracted, in place of labels.
@@ -130,7 +144,7 @@ pub trait JobParameters: DeserializeOwned {
 #[derive(Debug)]
 pub struct JobOption {
     name: &'static str,
-    /// The parameter's name.
+    /// The parameter's name; empty for options that only jobs have.
     field: &'static str,
     form: Form,
 }
@@ -189,8 +203,11 @@ impl Form {
 /// The option with a schema.
 const SCHEMA: &str = "schema";
 
-/// The option with lists of labels and scores, which only jobs have.
+/// The option with lists of labels and scores.
 const ALL_SCORES: JobOption = option("all-scores", "", Form::Flag);
+
+/// The option for numbers in placeholders.
+const NUMBER_SCOPE: JobOption = option("redact-scope", "", Form::Choice(names::<JobNumberScope>));
 
 const fn option(name: &'static str, field: &'static str, form: Form) -> JobOption {
     JobOption { name, field, form }
@@ -217,6 +234,7 @@ impl JobParameters for TokenClassificationParameters {
         option("transition-biases", "transition_biases", Form::Biases),
         option("redact", "redact", Form::Flag),
         option("redact-style", "redact_style", Form::Choice(names::<Style>)),
+        NUMBER_SCOPE,
         option("patterns", "patterns", Form::List),
     ];
 }
@@ -230,6 +248,7 @@ impl JobParameters for ZeroShotEntitiesParameters {
         option("stride", "stride", Form::Count),
         option("redact", "redact", Form::Flag),
         option("redact-style", "redact_style", Form::Choice(names::<Style>)),
+        NUMBER_SCOPE,
         option("patterns", "patterns", Form::List),
     ];
 }
@@ -347,9 +366,7 @@ mod tests {
     fn fields_are_those_of_the_parameters() {
         fn check<T: JobParameters + schemars::JsonSchema>() {
             let schema = schemars::schema_for!(T);
-            let of_task = T::OPTIONS
-                .iter()
-                .filter(|option| option.name != ALL_SCORES.name);
+            let of_task = T::OPTIONS.iter().filter(|option| !option.field.is_empty());
             for option in of_task {
                 let field = format!("/properties/{}", option.field);
                 assert!(schema.pointer(&field).is_some(), "{}", option.name);

@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-pub use self::job_options::JobOptions;
+pub use self::job_options::{JobNumberScope, JobOptions};
 use kivu_base::{
     config::MAX_TEXTS,
     error::{Error, Result},

@@ -13,7 +13,7 @@ use kivu::{
     pipeline::{
         embedding::vectors::VectorType, entities::Aggregation, redaction::placeholders::Style,
     },
-    task::{JobOptions, extraction::SchemaForm},
+    task::{JobNumberScope, JobOptions, extraction::SchemaForm},
 };
 
 /// The options of all tasks, checked as far as clap's messages and help need it.
@@ -50,6 +50,9 @@ struct Given {
     /// What replacements have besides labels; `hash` and `encrypt` need the key in KIVU_REDACT_KEY [default: label]
     #[arg(long, value_name = "STYLE", value_parser = choices::<Style>())]
     redact_style: Option<String>,
+    /// Where the same original has the same number, with the style `number` [default: text]
+    #[arg(long, value_name = "SCOPE", value_parser = choices::<JobNumberScope>())]
+    redact_scope: Option<String>,
     /// Also find these patterns, separated by commas, or `all`: numbers with check digits, addresses, keys
     #[arg(long, value_name = "PATTERNS")]
     patterns: Vec<String>,

@@ -103,6 +103,7 @@ fn cell(json: &str, cell_type: CellType) -> Option<Cell> {
         text => text.parse().ok(),
     };
     Some(match cell_type {
+        CellType::Text if json.starts_with('{') => Cell::Numbered(serde_json::from_str(json).ok()?),
         CellType::Text => Cell::Text(serde_json::from_str::<String>(json).ok()?.into()),
         CellType::Number => Cell::Number(number(json)?),
         CellType::Texts => {
@@ -213,7 +214,10 @@ fn damaged(url: &Url) -> Error {
 mod tests {
     use std::sync::Arc;
 
+    use kivu::pipeline::redaction::placeholders::Mapping;
+
     use super::*;
+    use crate::output::answer::Numbered;
 
     /// Numbers keep their bits, and other cells their JSON.
     #[test]
@@ -226,8 +230,13 @@ mod tests {
             1.0,
             3.402_823e-39,
         ];
+        let numbered = Numbered {
+            text: "[PER_1]".into(),
+            mapping: Mapping([("[PER_1]".into(), "Ann".into())].into()),
+        };
         let cells = [
             (CellType::Text, Cell::Text("a \"b\"\n".into())),
+            (CellType::Text, Cell::Numbered(numbered)),
             (CellType::Number, Cell::Number(0.333_333_34)),
             (
                 CellType::Texts,

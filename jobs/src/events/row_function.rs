@@ -73,7 +73,7 @@ impl RowFunction {
             }
         }
         let with_predictor = |(shared, texts): (Option<String>, Texts)| {
-            let predictor = Predictor::new(&self.model, &self.with(shared.as_deref())?)?;
+            let predictor = Predictor::of_texts(&self.model, &self.with(shared.as_deref())?)?;
             Ok((predictor, texts))
         };
         let groups: Vec<(Predictor, Texts)> = texts

@@ -58,7 +58,7 @@ async fn answer(
     max_bytes: usize,
 ) -> Result<AnsweredLines> {
     let deadline = deadline(until);
-    let predictor = Predictor::new(&model, &parameters)?;
+    let predictor = Predictor::of_texts(&model, &parameters)?;
     let column = parameters.column.as_deref().unwrap_or(TEXT);
     let mut reader = JsonLinesReader::new(Cursor::new(lines.join(&b'\n')), Some(column))?;
     let mut writer = Shape::of(&reader, OutputForm::default(), predictor.columns()).writer(true)?;

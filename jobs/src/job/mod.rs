@@ -323,6 +323,7 @@ impl Job {
                 checkpoint.waiting.clone(),
                 checkpoint.state.footers.clone(),
             )
+            .with_placeholders(&checkpoint.state.placeholders)?
         } else {
             Pieces::new(shape)
         };

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::parameters::Parameters;
 use crate::output::answer::{
-    Answer, Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult, label_columns,
-    score_column,
+    Answer, Answers, Cell, CellType, Columns, ErrorKind, Numbered, RowError, RowResult,
+    label_columns, score_column,
 };
 use kivu::{
     backend::Deadline,
@@ -16,11 +16,14 @@ use kivu::{
         classification::scores::descending,
         embedding::{TextVectors, VectorKind, vectors::VectorType},
         entities::TextEntities,
-        redaction::{Key, placeholders::Style},
+        redaction::{
+            Key,
+            placeholders::{NumberScope, Style},
+        },
         seq2seq::GeneratedText,
     },
     task::{
-        Scope,
+        JobNumberScope, JobOptions, Scope,
         classification::{
             ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
         },
@@ -44,7 +47,8 @@ pub enum Predictor {
     Embedding(Embedder),
     Classification(Classifier, Scores),
     ZeroShot(ZeroShotClassifier, Scores),
-    Entities(EntityFinder),
+    /// With whether replacements are numbered in the file.
+    Entities(EntityFinder, bool),
     Extraction(Extractor),
     Ranking(Ranker, String),
     /// Translations, summaries and other texts, with their column.
@@ -120,15 +124,13 @@ impl Predictor {
             ),
             Pipeline::TokenClassification(pipeline) => {
                 let mut parameters: TokenClassificationParameters = options.parameters()?;
-                add_key(&mut parameters.redaction, model)?;
+                let is_of_file = complete(&mut parameters.redaction, options, model)?;
                 // Labels that are left out have no cost, so their number is not limited.
-                Self::Entities(parameters.prepare(
-                    pipeline,
-                    &Scope {
-                        max_labels: usize::MAX,
-                        ..scope
-                    },
-                )?)
+                let scope = Scope {
+                    max_labels: usize::MAX,
+                    ..scope
+                };
+                Self::Entities(parameters.prepare(pipeline, &scope)?, is_of_file)
             }
             Pipeline::ZeroShotEntities(pipeline) if options.has_schema() => {
                 if options.get("labels").is_some() {
@@ -146,8 +148,8 @@ impl Predictor {
             Pipeline::ZeroShotEntities(pipeline) => {
                 require_labels()?;
                 let mut parameters: ZeroShotEntitiesParameters = options.parameters()?;
-                add_key(&mut parameters.redaction, model)?;
-                Self::Entities(parameters.prepare(pipeline, &scope)?)
+                let is_of_file = complete(&mut parameters.redaction, options, model)?;
+                Self::Entities(parameters.prepare(pipeline, &scope)?, is_of_file)
             }
             Pipeline::ZeroShot(pipeline) => {
                 require_labels()?;
@@ -193,6 +195,17 @@ impl Predictor {
         })
     }
 
+    /// Like [`Self::new`], for texts that are in no file.
+    pub fn of_texts(model: &Model, parameters: &Parameters) -> Result<Self> {
+        match Self::new(model, parameters)? {
+            Self::Entities(_, true) => Err(Error::invalid(
+                "the `redact-scope` `file` is not supported here: the texts are in no file",
+            )
+            .with_hint("use `text`, or the `redact-style` `hash`")),
+            predictor => Ok(predictor),
+        }
+    }
+
     /// Answer columns.
     pub fn columns(&self) -> Columns {
         let entities = ("entities", CellType::Json);
@@ -214,10 +227,10 @@ impl Predictor {
                 requested.map(|(_, column)| column).collect()
             }
             Self::Classification(_, scores) | Self::ZeroShot(_, scores) => scores.columns(),
-            Self::Entities(finder) if finder.redacts() => {
+            Self::Entities(finder, _) if finder.redacts() => {
                 [("redacted", CellType::Text), entities].into()
             }
-            Self::Entities(_) => [entities].into(),
+            Self::Entities(..) => [entities].into(),
             Self::Extraction(_) => [("extracted", CellType::Json)].into(),
             Self::Ranking(..) => score_column(),
             Self::TextToText(_, column) => [(*column, CellType::Text)].into(),
@@ -381,12 +394,20 @@ impl Predictor {
                 let answers = found.rows.iter().map(|scores| kept.answer(&labels, scores));
                 Ok((answers.collect(), found.usage))
             }
-            Self::Entities(finder) => {
+            Self::Entities(finder, is_of_file) => {
                 let found = finder.run(texts, deadline).await?;
                 let answer = |found| match found {
                     TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
-                    TextEntities::Redacted { text, entities, .. } => {
-                        vec![Cell::Text(text.into()), Cell::Entities(entities)]
+                    TextEntities::Redacted {
+                        text,
+                        entities,
+                        mapping,
+                    } => {
+                        let text = match mapping.filter(|_| *is_of_file) {
+                            Some(mapping) => Cell::Numbered(Numbered { text, mapping }),
+                            None => Cell::Text(text.into()),
+                        };
+                        vec![text, Cell::Entities(entities)]
                     }
                 };
                 Ok((found.texts.into_iter().map(answer).collect(), found.usage))
@@ -426,15 +447,22 @@ impl Predictor {
     }
 }
 
-/// Adds the configured key, if the style needs one.
-fn add_key(redaction: &mut RedactionParameters, model: &Model) -> Result<()> {
+/// Adds the configured key, if the style needs one, and returns whether numbers are counted in the file.
+fn complete(
+    redaction: &mut RedactionParameters,
+    options: &JobOptions,
+    model: &Model,
+) -> Result<bool> {
     let key = model.settings.redact_key.as_ref();
     if let Some(key) = key
         && matches!(redaction.redact_style, Some(Style::Hash | Style::Encrypt))
     {
         redaction.redact_key = Some(Key::from_hex(&key.0)?);
     }
-    Ok(())
+    let scope = options.number_scope();
+    // Refused with another style. The job's writer counts in the file.
+    redaction.redact_scope = scope.map(|_| NumberScope::Text);
+    Ok(scope == Some(JobNumberScope::File))
 }
 
 fn vector_cells(embedder: &Embedder, text: TextVectors) -> Answer {

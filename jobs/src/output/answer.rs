@@ -8,7 +8,9 @@ use serde_json::value::RawValue;
 use kivu::{
     error::Message,
     json::Ordered,
-    pipeline::{embedding::vectors::StoredVector, entities::Entity},
+    pipeline::{
+        embedding::vectors::StoredVector, entities::Entity, redaction::placeholders::Mapping,
+    },
 };
 
 /// A model's result for one text: one cell per model column.
@@ -19,6 +21,8 @@ pub type Answer = Vec<Cell>;
 #[serde(untagged)]
 pub enum Cell {
     Text(Arc<str>),
+    /// A text whose numbers are not those of the file yet.
+    Numbered(Numbered),
     Number(f32),
     Texts(Vec<Arc<str>>),
     Vector(StoredVector),
@@ -33,6 +37,14 @@ pub enum Cell {
     /// A cell of a column with JSON, as it was written.
     #[serde(serialize_with = "as_written")]
     Json(String),
+}
+
+/// A text whose placeholders are numbered by itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Numbered {
+    pub text: String,
+    /// The originals.
+    pub mapping: Mapping,
 }
 
 fn as_written<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, S::Error> {

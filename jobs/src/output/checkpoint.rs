@@ -12,6 +12,7 @@ use super::{pieces::Pieces, report::Progress};
 use crate::rows::{Footers, Layout};
 use kivu::{
     error::{Error, Result},
+    pipeline::redaction::placeholders::Mapping,
     repository::{
         s3::{Multipart, Part},
         sealed,
@@ -105,6 +106,7 @@ impl Checkpoint {
                 self.storage.append(&mut self.state, bytes)?;
             }
         }
+        self.state.placeholders.clone_from(pieces.placeholders());
         let (waiting, footers) = pieces.state()?;
         self.state.footers.clone_from(footers);
         self.state.progress = progress.clone();
@@ -198,6 +200,9 @@ pub struct State {
     /// Whether the job can resume, since its input can be read again.
     #[serde(default)]
     pub is_resumable: bool,
+    /// The originals of the rows so far by placeholder, if these are numbered in the file.
+    #[serde(default, skip_serializing_if = "Mapping::is_empty")]
+    pub placeholders: Mapping,
     /// How the rows are read.
     #[serde(default)]
     pub layout: Option<Layout>,

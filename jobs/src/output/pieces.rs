@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    answer::{Columns, RowResult},
+    answer::{Cell, Columns, ErrorKind, Numbered, RowError, RowResult},
     output_form::OutputForm,
 };
 use crate::{
@@ -16,7 +16,13 @@ use crate::{
         RowWriter, Rows,
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    pipeline::redaction::placeholders::{Mapping, Memory},
+};
+
+/// The placeholders of a file have at most this many bytes with their originals, which are in memory and in checkpoints.
+const MAX_PLACEHOLDER_BYTES: usize = 16 * 1024 * 1024;
 
 /// Output form: the input's, plus answer columns.
 #[derive(Clone)]
@@ -83,6 +89,8 @@ pub struct Pieces {
     footers: Footers,
     is_begun: bool,
     columns: BTreeSet<String>,
+    /// Numbers the originals of all rows.
+    memory: Memory,
 }
 
 impl Pieces {
@@ -108,10 +116,27 @@ impl Pieces {
             footers,
             is_begun: true,
             columns: BTreeSet::new(),
+            memory: Memory::default(),
         }
     }
 
+    /// Continues with the numbers of the rows so far.
+    pub fn with_placeholders(self, known: &Mapping) -> Result<Self> {
+        let memory = Memory::continued(known)?;
+        Ok(Self { memory, ..self })
+    }
+
+    /// The placeholders of all rows so far that are numbered in the file.
+    pub fn placeholders(&self) -> &Mapping {
+        &self.memory.mapping
+    }
+
     pub fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
+        for result in results.iter_mut() {
+            if let Err(error) = number(&mut self.memory, result) {
+                *result = Err(RowError::new(ErrorKind::Input, error.message()));
+            }
+        }
         let writer = match &mut self.writer {
             Some(writer) => writer,
             None => self.writer.insert(self.shape.writer(!self.is_begun)?),
@@ -205,6 +230,17 @@ impl Pieces {
     }
 }
 
+/// Numbers an answer's placeholders in the file.
+fn number(memory: &mut Memory, result: &mut RowResult) -> Result<()> {
+    for cell in result.iter_mut().flatten() {
+        if let Cell::Numbered(Numbered { text, mapping }) = cell {
+            let text = memory.renumber(text, mapping, MAX_PLACEHOLDER_BYTES)?;
+            *cell = Cell::Text(text.into());
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -227,7 +263,7 @@ mod tests {
         },
         job::process::open_rows,
         output::{
-            answer::{Answers, Cell, label_columns},
+            answer::{Answers, label_columns},
             checkpoint::{Checkpoint, State, Storage, parse},
             local_storage::claim,
             output_file::OutputFile,

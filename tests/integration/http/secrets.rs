@@ -404,6 +404,15 @@ fn no_report_or_message_of_a_command_has_an_original_or_a_key() {
             &[][..],
             &["--redact", "--patterns", "all"],
             &["--redact", "--patterns", "all", "--redact-style", "encrypt"],
+            &[
+                "--redact",
+                "--patterns",
+                "all",
+                "--redact-style",
+                "number",
+                "--redact-scope",
+                "file",
+            ],
         ];
         for (style, options) in styles.iter().enumerate() {
             let output = format!("{style}-{name}");

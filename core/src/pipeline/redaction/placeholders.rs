@@ -92,6 +92,13 @@ impl Replacement {
 #[schemars(inline)]
 pub struct Mapping(pub BTreeMap<String, String>);
 
+impl Mapping {
+    /// Whether there is no placeholder.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl<'de> Deserialize<'de> for Mapping {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(MappingVisitor)
@@ -143,6 +150,8 @@ pub struct Memory {
     known: HashMap<(String, String), String>,
     /// The highest number by label.
     counts: HashMap<String, u64>,
+    /// Of the placeholders and originals in `mapping`.
+    bytes: usize,
 }
 
 /// A placeholder: a label, and a number, hash or encrypted original.
@@ -178,6 +187,7 @@ impl Memory {
             })?;
             let count = memory.counts.entry(label.clone()).or_default();
             *count = number.max(*count);
+            memory.bytes += placeholder.len() + original.len();
             memory
                 .known
                 .insert((label, original.clone()), placeholder.clone());
@@ -217,9 +227,42 @@ impl Memory {
                 return Ok(format!("[{label}:{}]", key.seal(label, original)?));
             }
         };
+        self.bytes += placeholder.len() + original.len();
         self.mapping.0.insert(placeholder.clone(), original.clone());
         self.known.insert(known, placeholder.clone());
         Ok(placeholder)
+    }
+
+    /// Numbers a text's placeholders after those of earlier texts. The text was redacted by itself, with this mapping.
+    ///
+    /// # Errors
+    /// A new placeholder would follow more than `max_bytes` bytes of placeholders and originals.
+    pub fn renumber(&mut self, text: &str, own: &Mapping, max_bytes: usize) -> Result<String> {
+        let (mut renumbered, mut end) = (String::with_capacity(text.len()), 0);
+        let found = PLACEHOLDER
+            .iter()
+            .flat_map(|known| known.captures_iter(text));
+        for place in found {
+            let (Some(whole), Some(label)) = (place.get(0), place.get(1)) else {
+                continue;
+            };
+            let Some(original) = own.0.get(whole.as_str()) else {
+                continue;
+            };
+            let label = label.as_str();
+            let known = (label.to_owned(), original.clone());
+            if self.bytes > max_bytes && !self.known.contains_key(&known) {
+                return Err(Error::too_large(format!(
+                    "the texts have more than {max_bytes} bytes of different originals"
+                ))
+                .with_hint("use the style `hash` or `encrypt`"));
+            }
+            renumbered.push_str(&text[end..whole.start()]);
+            renumbered.push_str(&self.placeholder(&Replacement::Number, label, original)?);
+            end = whole.end();
+        }
+        renumbered.push_str(&text[end..]);
+        Ok(renumbered)
     }
 }
 

@@ -392,6 +392,31 @@ fn placeholders_are_restored_in_other_texts() {
 }
 
 #[test]
+fn texts_are_numbered_after_others() {
+    let mapping = |pairs: &[(&str, &str)]| {
+        let pairs = pairs
+            .iter()
+            .map(|(name, text)| ((*name).into(), (*text).into()));
+        Mapping(pairs.collect())
+    };
+    let mut memory = Memory::default();
+    let first = mapping(&[("[PER_1]", "Ann"), ("[PER_2]", "Bob"), ("[LOC_1]", "Ann")]);
+    let second = mapping(&[("[PER_1]", "Bob"), ("[PER_2]", "Cleo")]);
+    let mut numbered = |text: &str, own: &Mapping, max_bytes| {
+        memory
+            .renumber(text, own, max_bytes)
+            .map_err(|error| error.chain())
+    };
+    let text = "[PER_2] and [PER_1] in [LOC_1], [PER_2], [PER_9]";
+    let expected = "[PER_1] and [PER_2] in [LOC_1], [PER_1], [PER_9]";
+    assert_eq!(numbered(text, &first, 99).unwrap(), expected);
+    // Nothing new is taken beyond the limit.
+    assert_eq!(numbered("[PER_1]", &second, 29).unwrap(), "[PER_1]");
+    insta::assert_snapshot!(numbered("[PER_2]", &second, 29).unwrap_err(), @"the texts have more than 29 bytes of different originals; use the style `hash` or `encrypt`");
+    assert_eq!(numbered("[PER_2]", &second, 30).unwrap(), "[PER_3]");
+}
+
+#[test]
 fn keys_are_checked_and_bind_placeholders() {
     let refused = |text: &str| Key::from_hex(text).unwrap_err().to_string();
     insta::assert_snapshot!(refused("secret"), @"expected a key of 32 bytes, as 64 hexadecimal digits, but found 6 characters; make one with `openssl rand -hex 32`");

@@ -429,6 +429,7 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("transition-biases", r#"{"background_stay": -1}"#),
         option("redact", "true"),
         option("redact-style", "number"),
+        option("redact-scope", "file"),
         option("patterns", "all"),
         set("query", |it| it.query = Some("a".into())),
         option("raw-scores", "true"),
@@ -537,6 +538,68 @@ fn rows_of_two_settings_are_never_mixed() {
         "{:?}",
         report.progress.errors
     );
+}
+
+/// Numbers are those of `kivu redact`, also after a stop.
+#[test]
+fn placeholders_are_numbered_in_a_file() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let source = fixtures().join("models/tiny-bert-ner");
+    build_request(
+        &request(source, at("bundle"), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
+    let row = |row: usize| {
+        format!(
+            "{{\"text\": \"Ann and [PER_1] ask {}@a.org, {row}@a.org\"}}\n",
+            row % 7
+        )
+    };
+    fs::write(at("in.jsonl"), (0..300).map(row).collect::<String>()).unwrap();
+    let numbered = |output: &str, options: &[(&str, &str)]| {
+        let model = Model::open(&at("bundle"), &Config::default(), &Cloud::default()).unwrap();
+        let (input, output) = (JobInput::File(at("in.jsonl")), JobOutput::File(at(output)));
+        let mut job = Job::new(input, output, model, Parameters::default());
+        for (name, value) in options {
+            let set = parameters_of(&mut job).options.set(name, value);
+            set.unwrap().unwrap();
+        }
+        job
+    };
+    let options = [
+        ("redact", "true"),
+        ("patterns", "all"),
+        ("redact-style", "number"),
+        ("redact-scope", "file"),
+    ];
+    finished(numbered("whole.jsonl", &options));
+    let Ended::Unfinished(progress) = stopped(numbered("out.jsonl", &options)).unwrap() else {
+        panic!("it ended")
+    };
+    assert!((1..300).contains(&progress.rows), "{}", progress.rows);
+    finished(numbered("out.jsonl", &options));
+    assert_eq!(text(at("out.jsonl")), text(at("whole.jsonl")));
+    let redacted = Command::new(env!("CARGO_BIN_EXE_kivu"))
+        .args(["redact", "in.jsonl", "redacted.jsonl", "--style", "number"])
+        .args(["--model", "bundle"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(redacted.status.success(), "{redacted:?}");
+    let column = |name: &str, column: &str| -> Vec<String> {
+        let of_row = |row: &str| serde_json::from_str::<Value>(row).unwrap()[column].to_string();
+        text(at(name)).lines().map(of_row).collect()
+    };
+    let found = column("whole.jsonl", "redacted");
+    assert_eq!(found, column("redacted.jsonl", "text"));
+    assert!(found[299].contains("[EMAIL_ADDRESS_300]"), "{}", found[299]);
+    let refused =
+        |options: &[(&str, &str)]| run(numbered("no.jsonl", options)).unwrap().error.unwrap();
+    insta::assert_snapshot!(refused(&[options[0], options[3]]), @"`redact_scope` has no effect without the `redact_style` `number`");
+    insta::assert_snapshot!(refused(&[options[3]]), @"`redact_scope` has no effect without `redact`");
 }
 
 /// Every damaged bit in a checkpoint or the output so far is noticed, or changes nothing. `TEST_FLIPS`
