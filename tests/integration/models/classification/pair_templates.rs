@@ -180,5 +180,11 @@ async fn recipes_and_model_cards_name_a_template() {
         &format!("folder = {:?}", fixtures().join("models/tiny-bert-rank")),
     );
     refusals.push(refusal(&recipe));
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @"
+    expected an embedding model with `modules.json`, or a model that ranks, but found `Qwen2ForCausalLM` without `modules.json`; if it is a ranker with one of these templates, name it as `template` in a recipe: `qwen3-reranker`, `mxbai-rerank-v2`, `bge-reranker-v2-gemma`; a Qwen3-Reranker needs only `--task text-ranking`
+    expected a ranker with a known template, or a CrossEncoder of sentence-transformers with a `LogitScore` module, but found `Qwen2ForCausalLM` alone: its files do not contain the text around a query and a document, nor which tokens are compared; if it was trained with one of these, name it as `template` in a recipe: `qwen3-reranker`, `mxbai-rerank-v2`, `bge-reranker-v2-gemma`
+    the template `qwen3-reranker` is for `qwen3`, but the model is `qwen2`
+    expected a `template` among `qwen3-reranker`, `mxbai-rerank-v2`, `bge-reranker-v2-gemma`, but found `monot5`
+    the template `mxbai-rerank-v2` is for rankers on decoders, but the model is another (`BertForSequenceClassification`); remove `template` from the recipe
+    ");
 }
