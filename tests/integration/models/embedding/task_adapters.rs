@@ -404,20 +404,30 @@ fn unusable_files_of_jina_v5_are_refused_by_name() {
     };
     let config =
         |from: &str, to: &str| refusal(&|source| edit(&source.join("config.json"), from, to));
-    let refusals = [
-        config(r#""retrieval","#, r#""summaries","#),
-        config(r#""retrieval","#, r#""clustering","#),
-        config("\"JinaEmbeddingsV5Model\"", "\"JinaEmbeddingsV5OmniModel\""),
-        config(
-            "\"is_decoder\"",
-            "\"use_sliding_window\": false, \"is_decoder\"",
+    let of_adapter = refusal(&|source| {
+        let adapter = source.join("adapters/clustering/adapter_config.json");
+        edit(&adapter, "\"use_dora\": false", "\"use_dora\": true");
+    });
+    let (class, other) = ("\"JinaEmbeddingsV5Model\"", "\"JinaEmbeddingsV5OmniModel\"");
+    let of_qwen3 = "\"use_sliding_window\": false, \"is_decoder\"";
+    for (refusal, expected) in [
+        (
+            config("\"retrieval\",", "\"summaries\","),
+            "adapters/summaries/adapter_config.json",
         ),
-        refusal(&|source| {
-            let adapter = source.join("adapters/clustering/adapter_config.json");
-            edit(&adapter, "\"use_dora\": false", "\"use_dora\": true");
-        }),
-    ];
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+        (
+            config("\"retrieval\",", "\"clustering\","),
+            "expected from 1 to 100 different tasks in `task_names`, but found 3 in 4",
+        ),
+        (
+            config(class, other),
+            "expected the class `JinaEmbeddingsV5Model` for `jina_embeddings_v5`, but found `JinaEmbeddingsV5OmniModel`",
+        ),
+        (config("\"is_decoder\"", of_qwen3), "expected the weight `"),
+        (of_adapter, "expected an adapter without `use_dora`"),
+    ] {
+        assert!(refusal.contains(expected), "{refusal}");
+    }
 }
 
 #[tokio::test]
