@@ -590,24 +590,12 @@ impl Writer<'_> {
                 graph.floats("slopes", &[attention.heads], &alibi_slopes(attention.heads))
             }
         };
-        let (mask, ids) = (&self.mask, &self.ids);
         let none = Value::none();
         let growth = rotary
             .and_then(|rotary| rotary.growth)
             .map(|growth| growth.parameters(graph));
-        let mut inputs = vec![
-            query,
-            key,
-            value,
-            mask,
-            ids,
-            &shape,
-            &scale,
-            &frequencies,
-            &slopes,
-            &rotation,
-            &cap,
-        ];
+        let mut inputs = vec![query, key, value, &self.mask, &self.ids, &shape, &scale];
+        inputs.extend([&frequencies, &slopes, &rotation, &cap]);
         if let Some(growth) = &growth {
             inputs.extend([sinks.as_ref().unwrap_or(&none), growth]);
         } else {
