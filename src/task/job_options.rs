@@ -364,7 +364,7 @@ mod tests {
     /// Each field is a parameter's, since serde ignores unknown ones.
     #[test]
     fn fields_are_those_of_the_parameters() {
-        fn check<T: JobParameters + schemars::JsonSchema>() {
+        fn check<T: JobParameters + JsonSchema>() {
             let schema = schemars::schema_for!(T);
             let of_task = T::OPTIONS.iter().filter(|option| !option.field.is_empty());
             for option in of_task {
