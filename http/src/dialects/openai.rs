@@ -273,6 +273,9 @@ pub async fn embeddings(
         }
         task => task,
     };
+    let of_model = task
+        .clone()
+        .filter(|_| !pipeline.settings().tasks.is_empty());
     let roles = [
         ("input_type", body.input_type),
         ("task", task),
@@ -298,6 +301,7 @@ pub async fn embeddings(
         prompt_name: body.prompt_name.or(of_role),
         prompt: body.prompt,
         instruction: body.instruction,
+        task: of_model,
         normalize: Some(normalized.unwrap_or(true)),
         dimensions,
         output_dtype: format.vector_type,

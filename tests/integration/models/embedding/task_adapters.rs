@@ -366,6 +366,11 @@ async fn tasks_of_jina_v5_go_with_prompts_of_roles() {
             ),
             (
                 "/v1/embeddings",
+                json!({ "input": text, "task": "clustering", "prompt_name": "query" }),
+                of("clustering", "query"),
+            ),
+            (
+                "/v1/embeddings",
                 json!({ "input": text, "task": "text_matching" }),
                 of("text-matching", "document"),
             ),
