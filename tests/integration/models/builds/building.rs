@@ -669,11 +669,15 @@ fn encoders_are_built_without_onnx_runtime() {
         let is_measured = bundle.manifest().weights.quality.is_some();
         assert_eq!(is_measured, precision != Precision::Fp32);
     }
-    let request = request(
+    let mut request = request(
         fixtures().join("models/tiny-splade-bert"),
         folder.path().join("splade"),
         Some(Precision::Fp32),
     );
+    let bundle = build(&request, &none, &()).unwrap().bundle;
+    assert_eq!(bundle.manifest().engine, Engine::Native);
+    request.out = folder.path().join("for-onnx");
+    request.engine = EngineChoice::Onnx;
     let refusal = build(&request, &none, &()).unwrap_err();
     assert_eq!(refusal.to_string(), "expected no ONNX Runtime");
 }
