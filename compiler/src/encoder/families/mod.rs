@@ -606,6 +606,10 @@ mod tests {
                 if key == "rope_parameters" && fields.contains_key("rope_theta") {
                     continue;
                 }
+                // Follows from the fixture's other keys.
+                if key == "true_hidden_size" {
+                    continue;
+                }
                 let mut without = fields.clone();
                 without.remove(key);
                 let mut with = without.clone();

@@ -259,7 +259,7 @@ async fn a_text_without_tokens_is_refused() {
             "{model} in {precision}: {refusal:?}"
         );
         assert!(
-            refusal.to_string().contains("without tokens"),
+            refusal.to_string().contains("has no tokens"),
             "{model} in {precision}: {refusal}"
         );
     }

@@ -552,7 +552,7 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
     assert!(
         refusal("/translate", mixed)
             .await
-            .starts_with("422: expected no `inputs` beside `q`")
+            .starts_with("422: `inputs` and `q` belong to different forms")
     );
     let both = json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
     insta::assert_snapshot!(refusal("/models/two", cat(&both)).await, @"422: `truncation` and `truncate` have different values; leave one of them out");
