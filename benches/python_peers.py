@@ -43,7 +43,7 @@ def mixed(count, seed):
     return [f"{number}: {' '.join(source.choices(SENTENCES, k=length))}" for number, length in enumerate(lengths)]
 
 
-def export(weights, folder):
+def export(weights, folder, samples=300):
     import nncf
     import openvino
     from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
@@ -55,7 +55,7 @@ def export(weights, folder):
     vino.save_pretrained(str(folder))
     # What `export_static_quantized_openvino_model` does with texts from the hub.
     model = openvino.Core().read_model(folder / "openvino/openvino_model.xml")
-    rows = [dict(vino.tokenizer(text, return_tensors="np")) for text in mixed(300, 1)]
+    rows = [dict(vino.tokenizer(text, return_tensors="np")) for text in mixed(samples, 1)]
     names = {name for port in model.inputs for name in port.names}
     rows = [{name: value for name, value in row.items() if name in names} for row in rows]
     quantized = nncf.quantize(model, nncf.Dataset(rows), model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.PERFORMANCE)
@@ -79,12 +79,12 @@ def sentence_transformers(folder, **options):
     return SentenceTransformer(str(folder), device="cpu", **options).encode
 
 
-def llama_cpp(file):
+def llama_cpp(file, tokens=256):
     from llama_cpp import Llama
 
     # By default, attention computes scores between all texts of a batch, and takes 2.5 times as long with these texts. A
     # batch has room for the longest text that the model takes.
-    model = Llama(str(file), embedding=True, n_threads=CORES, n_threads_batch=CORES, n_ctx=256, n_batch=256, n_ubatch=256, flash_attn=True, verbose=False)
+    model = Llama(str(file), embedding=True, n_threads=CORES, n_threads_batch=CORES, n_ctx=tokens, n_batch=tokens, n_ubatch=tokens, flash_attn=True, verbose=False)
     return lambda texts: model.embed(texts, normalize=True)
 
 
@@ -125,18 +125,18 @@ LIBRARIES_WITH_AVX2 = {
 OPENERS = LIBRARIES | LIBRARIES_WITH_AVX2 | {REFERENCE: lambda options: sentence_transformers(options.weights)}
 
 
-def serve(library, options):
+def serve(open_library):
     """Answers requests on standard input until it ends."""
     import numpy as np
 
     answers, sys.stdout = sys.stdout, sys.stderr
-    embed = OPENERS[library](options)
+    embed = open_library()
     for line in sys.stdin:
         request = json.loads(line)
         answer = None
         if request["do"] == "embed":
             began = time.perf_counter()
-            embed(request["texts"])
+            embed(request["texts"], **request.get("options", {}))
             answer = time.perf_counter() - began
         elif request["do"] == "short":
             times = []
@@ -155,9 +155,11 @@ def serve(library, options):
 
 
 class Library:
-    def __init__(self, name, variables=()):
+    def __init__(self, name, variables=(), arguments=None):
         environment = os.environ | dict(variables) | {"OMP_NUM_THREADS": str(CORES), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
-        command = [sys.executable, *sys.argv, "--serve", name]
+        # By default, those of this program.
+        arguments = sys.argv[1:] if arguments is None else arguments
+        command = [sys.executable, sys.argv[0], *map(str, arguments), "--serve", name]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, do, **values):
@@ -187,7 +189,7 @@ def main():
     if options.package:
         sys.path.insert(0, options.package)
     if options.serve:
-        return serve(options.serve, options)
+        return serve(lambda: OPENERS[options.serve](options))
     import numpy as np
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])

@@ -1,0 +1,261 @@
+"""Compares CPU engines by the shapes and text lengths of sentence-transformers' published benchmark.
+
+    python benches/four_shapes.py KIVU WEIGHTS BUNDLE LLAMA_CPP FOLDER [--shapes SHAPE…] [--seconds 2] [--rounds 5] [--docs docs/benchmarks.md]
+
+WEIGHTS, BUNDLE and the packages are those of python_peers.py, and LLAMA_CPP is the source of llama.cpp's package, with its
+converter. Other shapes have random weights, so figures are for speed only. FOLDER has results.json, which later runs
+complete, and up to 8 GB of models while a shape is measured. Engines take turns in processes of their own with the same
+texts, from text to vector: through sentence-transformers with the fastest of BATCHES, llama.cpp with its Python package,
+and Kivu over HTTP. The second table limits engines to AVX2, except those that cannot be limited. With --docs, tables
+replace what the page has between `<!-- four shapes -->` and `<!-- end -->`, also with `--rounds 0`, which measures nothing.
+"""
+
+import argparse
+import datetime
+import http.client
+import json
+import math
+import os
+import queue
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+import bench
+import python_peers
+import shapes
+import tei
+from python_peers import AVX2, CORES, GGUF, INT8, LIBRARIES, LIBRARIES_WITH_AVX2, VINO_FP32, Library, sentence_transformers
+
+# Published models, the names of their shapes, and their length limits in tokens; bge-m3 reads 8,192.
+MODELS = {
+    "all-MiniLM-L6-v2": ("minilm-l6", 256),
+    "bge-base-en-v1.5": ("bert-base", 512),
+    "mxbai-embed-large-v1": ("bert-large", 512),
+    "bge-m3": ("xlm-roberta-large", 512),
+}
+# Mean and standard deviation of characters per text, as published with the benchmark. Texts of the last are truncated.
+WORKLOADS = {"stsb": (38.9, 13.9), "natural-questions": (619.6, 345.3), "imdb × 4": (9589.3, 633.4)}
+MIN_CHARACTERS, MAX_TEXTS, CLIENTS = 12, 512, 4
+BATCHES = (8, 32)
+# Speed does not depend on calibration.
+CALIBRATION_TEXTS = 8
+
+
+def kivu(options):
+    server = bench.Server(options.kivu, {}, options.bundle)
+    connections, pool = queue.SimpleQueue(), ThreadPoolExecutor(CLIENTS)
+    for _ in range(CLIENTS):
+        connections.put(http.client.HTTPConnection(server.address))
+
+    def ask(texts):
+        connection = connections.get()
+        tei.ask(connection, json.dumps({"inputs": texts, "truncate": True}).encode())
+        connections.put(connection)
+
+    def embed(texts):
+        size = min(32, math.ceil(len(texts) / CLIENTS))
+        list(pool.map(ask, [texts[start : start + size] for start in range(0, len(texts), size)]))
+
+    return embed
+
+
+REFERENCE, OURS = "PyTorch fp32", "Kivu int8"
+ENGINES = {
+    REFERENCE: lambda options: sentence_transformers(options.weights, model_kwargs={"dtype": "float32"}),
+    "ONNX Runtime fp32": lambda options: sentence_transformers(
+        options.folder, backend="onnx", model_kwargs={"file_name": "onnx/model.onnx", "provider": "CPUExecutionProvider"}
+    ),
+    "ONNX Runtime int8": LIBRARIES["sentence-transformers ONNX int8"],
+    "OpenVINO int8": LIBRARIES["sentence-transformers OpenVINO int8"],
+    "llama.cpp Q8_0": lambda options: python_peers.llama_cpp(options.folder / GGUF, options.tokens),
+    OURS: kivu,
+}
+WITH_AVX2 = {
+    REFERENCE: ENGINES[REFERENCE],
+    "OpenVINO int8": LIBRARIES_WITH_AVX2["sentence-transformers OpenVINO int8"],
+    OURS: kivu,
+}
+LIMITS = AVX2 | {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+UNBATCHED = ("llama.cpp Q8_0", OURS)
+
+
+def sample(characters, count):
+    """Texts from running words of sentences.txt, with normally distributed lengths."""
+    mean, deviation = characters
+    source, words, texts = random.Random(1), bench.SENTENCES.read_text().split(), []
+    for _ in range(count):
+        length, place, text = max(MIN_CHARACTERS, source.gauss(mean, deviation)), source.randrange(len(words)), ""
+        while len(text) < length:
+            text, place = f"{text} {words[place % len(words)]}".strip(), place + 1
+        texts.append(text)
+    return texts
+
+
+def add_words(folder, words):
+    """Gives XLM-R's tokenizer BERT's words as pieces, and the published number of pieces."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    *pieces, mask = (piece for piece, _ in tokenizer["model"]["vocab"])
+    for word in words:
+        if word.startswith("##"):
+            pieces.append(word.removeprefix("##"))
+        elif not word.startswith("["):
+            pieces += [f"▁{word}", f"▁{word.capitalize()}"]
+    pieces = list(dict.fromkeys([*pieces, *(f"▁piece{number}" for number in range(shapes.XLM))]))[: shapes.XLM - 1]
+    tokenizer["model"]["vocab"] = [[piece, -math.log(rank + 1)] for rank, piece in enumerate([*pieces, mask])]
+    for added in tokenizer["added_tokens"]:
+        if added["content"] == mask:
+            added["id"] = shapes.XLM - 1
+    # The published tokenizer has only this normalizer, which llama.cpp's converter expects.
+    tokenizer["normalizer"] = tokenizer["normalizer"]["normalizers"][0]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {str(added["id"]): {key: value for key, value in added.items() if key != "id"} for added in tokenizer["added_tokens"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def prepare(model, options):
+    """Makes the model for all engines, and returns the arguments of their processes."""
+    shape, tokens = MODELS[model]
+    home = options.folder / shape
+    weights, bundle, peers = options.weights, options.bundle, home / "peers"
+    home.mkdir(parents=True, exist_ok=True)
+    if shape != "minilm-l6":
+        weights, bundle, recipe, texts = home / shape, home / "bundle", home / "recipe.toml", home / "texts.txt"
+        if not weights.exists():
+            shapes.make(shape, weights)
+            if shape == "xlm-roberta-large":
+                add_words(weights, (options.weights / "vocab.txt").read_text().split())
+            else:
+                for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+                    shutil.copy(options.weights / name, weights)
+        if not bundle.exists():
+            recipe.write_text(shapes.RECIPE.format(shape=shape, task="feature-extraction"))
+            texts.write_text("".join(bench.SENTENCES.read_text().splitlines(keepends=True)[:20]))
+            subprocess.run([options.kivu, "build", recipe, "--out", bundle, "--texts", texts], check=True)
+    if not (peers / "onnx" / INT8).exists():
+        python_peers.export(weights, peers, CALIBRATION_TEXTS)
+        for file in (peers / VINO_FP32).parent.glob(f"{(peers / VINO_FP32).stem}.*"):
+            file.unlink()
+    if not (peers / GGUF).exists():
+        converter = options.llama_cpp / "vendor/llama.cpp/convert_hf_to_gguf.py"
+        subprocess.run([sys.executable, converter, weights, "--outtype", "q8_0", "--outfile", peers / GGUF], check=True)
+    return [options.kivu, weights, bundle, options.llama_cpp, peers, "--tokens", tokens]
+
+
+def counted(weights, tokens, texts):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(tokens)
+    return round(statistics.mean(len(row.ids) for row in tokenizer.encode_batch(texts)))
+
+
+def fastest(library, name, texts):
+    """What to pass with the texts: the batch size that was fastest the second time, when kernels are compiled."""
+    sizes = [{}] if name in UNBATCHED else [{"batch_size": size} for size in dict.fromkeys(min(size, len(texts)) for size in BATCHES)]
+    ask = lambda size: library.ask("embed", texts=texts, options=size)
+    return min(sizes, key=lambda size: (ask(size), ask(size))[1])
+
+
+def measure(libraries, characters, options):
+    """For each engine, the texts per second in each round."""
+    texts = sample(characters, MAX_TEXTS)
+    probe = texts[:8]
+    seconds = min(libraries[REFERENCE].ask("embed", texts=probe) for _ in range(2))
+    texts = texts[: max(len(probe), round(len(probe) * options.seconds / seconds) // 8 * 8)]
+    passed = {name: fastest(library, name, texts) for name, library in libraries.items()}
+    rates = {name: [] for name in libraries}
+    for _ in range(options.rounds):
+        for name, library in libraries.items():
+            rates[name].append(len(texts) / library.ask("embed", texts=texts, options=passed[name]))
+    return texts, {"count": len(texts), "passed": passed, "rates": rates, "load": os.getloadavg()[0]}
+
+
+def measured(rates, name, other=REFERENCE):
+    """The median over rounds, so that ratios are of neighbouring runs."""
+    return statistics.median(one / two for one, two in zip(rates[name], rates[other]))
+
+
+def table(results, limit):
+    engines = [name for name in (WITH_AVX2 if limit else ENGINES) if name != REFERENCE]
+    rows = [["model", "texts", "tokens", f"{REFERENCE}, texts/s", *engines, "Kivu, of the best other"]]
+    rows.append(["---"] * len(rows[0]))
+    for model in MODELS:
+        for workload in WORKLOADS:
+            found = results.get(f"{model}, {workload}{limit}")
+            if not found:
+                continue
+            rates = found["rates"]
+            best = max((name for name in rates if name != OURS), key=lambda name: measured(rates, name))
+            reference = statistics.median(rates[REFERENCE])
+            cells = [f"{reference:.0f}" if reference >= 10 else f"{reference:.2g}"]
+            cells += [f"{measured(rates, name):.2f} ×" if name in rates else "–" for name in engines]
+            rows.append([model, workload, str(found["tokens"]), *cells, f"{measured(rates, OURS, best):.2f} ×"])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def section(results):
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    flags = set(re.search(r"flags\s*: (.*)", Path("/proc/cpuinfo").read_text())[1].split())
+    instructions = next((name for name, flag in {"AMX": "amx_int8", "AVX-512 VNNI": "avx512_vnni", "AVX2": "avx2"}.items() if flag in flags), "unknown")
+    versions = ", ".join(f"{name} {version(name)}" for name in ("sentence-transformers", "torch", "onnxruntime", "openvino", "llama-cpp-python"))
+    heads = {"": f"With all instructions ({instructions}):", " avx2": "With AVX2, which ONNX Runtime and llama.cpp cannot be limited to when they run:"}
+    tables = [f"{head}\n\n{table(results, limit)}" for limit, head in heads.items() if any(name.endswith(" avx2") == bool(limit) for name in results)]
+    note = f"{processor[1] if processor else 'Unknown processor'}, {CORES} threads, {datetime.date.today()}; {versions}."
+    return "\n\n".join([note, *tables]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("kivu", "weights", "bundle", "llama_cpp", "folder"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--shapes", nargs="+", choices=MODELS, default=list(MODELS), metavar="SHAPE")
+    parser.add_argument("--seconds", type=float, default=2, help="of PyTorch per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="keep the models")
+    parser.add_argument("--docs", type=Path)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--serve")
+    options = parser.parse_args()
+    if options.serve:
+        engines = WITH_AVX2 if "KIVU_INSTRUCTIONS" in os.environ else ENGINES
+        return python_peers.serve(lambda: engines[options.serve](options))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    file = options.folder / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    for model in options.shapes if options.rounds else []:
+        wanted = {limit: [name for name in WORKLOADS if f"{model}, {name}{limit}" not in results] for limit in ("", " avx2")}
+        if not any(wanted.values()):
+            continue
+        arguments = prepare(model, options)
+        for limit, workloads in wanted.items():
+            engines, variables = (WITH_AVX2, LIMITS) if limit else (ENGINES, {})
+            libraries = {name: Library(name, variables, arguments) for name in engines} if workloads else {}
+            for workload in workloads:
+                texts, found = measure(libraries, WORKLOADS[workload], options)
+                name = f"{model}, {workload}{limit}"
+                results[name] = found | {"tokens": counted(arguments[1], MODELS[model][1], texts)}
+                file.write_text(json.dumps(results, indent=2) + "\n")
+                print(name, {engine: round(measured(found["rates"], engine), 2) for engine in engines}, file=sys.stderr, flush=True)
+            for library in libraries.values():
+                library.end()
+        if not options.keep:
+            shutil.rmtree(options.folder / MODELS[model][0])
+    text = section(results)
+    print(text)
+    if options.docs:
+        marked = r"(<!-- four shapes -->\n).*?(<!-- end -->)"
+        page = options.docs.read_text()
+        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + text + marks[2], page, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    main()
