@@ -1,6 +1,6 @@
 """Compares CPU engines by the shapes and text lengths of sentence-transformers' published benchmark.
 
-    python benches/four_shapes.py KIVU WEIGHTS BUNDLE LLAMA_CPP FOLDER [--shapes SHAPE…] [--seconds 2] [--rounds 5] [--docs docs/benchmarks.md]
+    python benches/four_shapes.py KIVU WEIGHTS BUNDLE LLAMA_CPP FOLDER [--shapes SHAPE…] [--seconds 1] [--rounds 5] [--threads 2] [--docs docs/benchmarks.md]
 
 WEIGHTS, BUNDLE and the packages are those of python_peers.py, and LLAMA_CPP is the source of llama.cpp's package, with its
 converter. Other shapes have random weights, so figures are for speed only. FOLDER has results.json, which later runs
@@ -13,6 +13,7 @@ replace what the page has between `<!-- four shapes -->` and `<!-- end -->`, als
 import argparse
 import datetime
 import http.client
+import itertools
 import json
 import math
 import os
@@ -23,6 +24,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +33,7 @@ import bench
 import python_peers
 import shapes
 import tei
-from python_peers import AVX2, CORES, GGUF, INT8, LIBRARIES, LIBRARIES_WITH_AVX2, VINO_FP32, Library, sentence_transformers
+from python_peers import AVX2, CORES, GGUF, INT8, VINO, VINO_FP32, Library, sentence_transformers
 
 # Published models, the names of their shapes, and their length limits in tokens; bge-m3 reads 8,192.
 MODELS = {
@@ -40,10 +42,12 @@ MODELS = {
     "mxbai-embed-large-v1": ("bert-large", 512),
     "bge-m3": ("xlm-roberta-large", 512),
 }
-# Mean and standard deviation of characters per text, as published with the benchmark. Texts of the last are truncated.
-WORKLOADS = {"stsb": (38.9, 13.9), "natural-questions": (619.6, 345.3), "imdb × 4": (9589.3, 633.4)}
+# Mean and standard deviation of characters per text, as published with the benchmark, and the least number of texts, with
+# which batches of similar lengths have little padding. Texts of the last are truncated, and as there, large models get none.
+WORKLOADS = {"stsb": (38.9, 13.9, 64), "natural-questions": (619.6, 345.3, 16), "imdb × 4": (9_589.3, 633.4, 8)}
+LARGE = ("mxbai-embed-large-v1", "bge-m3")
 MIN_CHARACTERS, MAX_TEXTS, CLIENTS = 12, 512, 4
-BATCHES = (8, 32)
+BATCHES = (1, 8, 32)
 # Speed does not depend on calibration.
 CALIBRATION_TEXTS = 8
 
@@ -66,20 +70,33 @@ def kivu(options):
     return embed
 
 
+def onnx_runtime(options, file):
+    import onnxruntime
+
+    session = onnxruntime.SessionOptions()
+    session.intra_op_num_threads = options.threads
+    arguments = {"file_name": file, "provider": "CPUExecutionProvider", "session_options": session}
+    return sentence_transformers(options.folder, backend="onnx", model_kwargs=arguments)
+
+
+def open_vino(options, config):
+    config = config | {"INFERENCE_NUM_THREADS": str(options.threads)}
+    return sentence_transformers(options.folder, backend="openvino", model_kwargs={"file_name": VINO, "ov_config": config})
+
+
 REFERENCE, OURS = "PyTorch fp32", "Kivu int8"
 ENGINES = {
     REFERENCE: lambda options: sentence_transformers(options.weights, model_kwargs={"dtype": "float32"}),
-    "ONNX Runtime fp32": lambda options: sentence_transformers(
-        options.folder, backend="onnx", model_kwargs={"file_name": "onnx/model.onnx", "provider": "CPUExecutionProvider"}
-    ),
-    "ONNX Runtime int8": LIBRARIES["sentence-transformers ONNX int8"],
-    "OpenVINO int8": LIBRARIES["sentence-transformers OpenVINO int8"],
+    "ONNX Runtime fp32": lambda options: onnx_runtime(options, "onnx/model.onnx"),
+    "ONNX Runtime int8": lambda options: onnx_runtime(options, f"onnx/{INT8}"),
+    "OpenVINO int8": lambda options: open_vino(options, {}),
     "llama.cpp Q8_0": lambda options: python_peers.llama_cpp(options.folder / GGUF, options.tokens),
     OURS: kivu,
 }
 WITH_AVX2 = {
     REFERENCE: ENGINES[REFERENCE],
-    "OpenVINO int8": LIBRARIES_WITH_AVX2["sentence-transformers OpenVINO int8"],
+    # By default, OpenVINO asks for bfloat16 if the processor has it, and fails.
+    "OpenVINO int8": lambda options: open_vino(options, {"INFERENCE_PRECISION_HINT": "f32"}),
     OURS: kivu,
 }
 LIMITS = AVX2 | {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -88,7 +105,7 @@ UNBATCHED = ("llama.cpp Q8_0", OURS)
 
 def sample(characters, count):
     """Texts from running words of sentences.txt, with normally distributed lengths."""
-    mean, deviation = characters
+    mean, deviation, _ = characters
     source, words, texts = random.Random(1), bench.SENTENCES.read_text().split(), []
     for _ in range(count):
         length, place, text = max(MIN_CHARACTERS, source.gauss(mean, deviation)), source.randrange(len(words)), ""
@@ -99,7 +116,7 @@ def sample(characters, count):
 
 
 def add_words(folder, words):
-    """Gives XLM-R's tokenizer BERT's words as pieces, and the published number of pieces."""
+    """Gives XLM-R's tokenizer BERT's words as pieces, and the published number of pieces. Texts get as few as possible."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     *pieces, mask = (piece for piece, _ in tokenizer["model"]["vocab"])
     for word in words:
@@ -108,7 +125,7 @@ def add_words(folder, words):
         elif not word.startswith("["):
             pieces += [f"▁{word}", f"▁{word.capitalize()}"]
     pieces = list(dict.fromkeys([*pieces, *(f"▁piece{number}" for number in range(shapes.XLM))]))[: shapes.XLM - 1]
-    tokenizer["model"]["vocab"] = [[piece, -math.log(rank + 1)] for rank, piece in enumerate([*pieces, mask])]
+    tokenizer["model"]["vocab"] = [[piece, -10.0] for piece in [*pieces, mask]]
     for added in tokenizer["added_tokens"]:
         if added["content"] == mask:
             added["id"] = shapes.XLM - 1
@@ -146,7 +163,7 @@ def prepare(model, options):
     if not (peers / GGUF).exists():
         converter = options.llama_cpp / "vendor/llama.cpp/convert_hf_to_gguf.py"
         subprocess.run([sys.executable, converter, weights, "--outtype", "q8_0", "--outfile", peers / GGUF], check=True)
-    return [options.kivu, weights, bundle, options.llama_cpp, peers, "--tokens", tokens]
+    return [options.kivu, weights, bundle, options.llama_cpp, peers, "--tokens", tokens, "--threads", options.threads]
 
 
 def counted(weights, tokens, texts):
@@ -158,30 +175,59 @@ def counted(weights, tokens, texts):
     return round(statistics.mean(len(row.ids) for row in tokenizer.encode_batch(texts)))
 
 
-def fastest(library, name, texts):
-    """What to pass with the texts: the batch size that was fastest the second time, when kernels are compiled."""
-    sizes = [{}] if name in UNBATCHED else [{"batch_size": size} for size in dict.fromkeys(min(size, len(texts)) for size in BATCHES)]
-    ask = lambda size: library.ask("embed", texts=texts, options=size)
-    return min(sizes, key=lambda size: (ask(size), ask(size))[1])
+def clock(library, options):
+    """Seconds, or for one thread the library's processor seconds, which other processes do not change."""
+    if options.threads > 1:
+        return time.monotonic()
+    first = library.process.pid
+    processes = [first, *Path(f"/proc/{first}/task/{first}/children").read_text().split()]
+    fields = [Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split() for process in processes]
+    return sum(int(ticks) for its in fields for ticks in its[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(libraries, characters, options):
-    """For each engine, the texts per second in each round."""
+def turn(library, texts, passed, options):
+    """Texts per second."""
+    began, passes = clock(library, options), 0
+    while not passes or clock(library, options) - began < options.seconds:
+        library.ask("embed", texts=texts, options=passed)
+        passes += 1
+    return passes * len(texts) / (clock(library, options) - began)
+
+
+def fastest(library, name, texts, options):
+    """What to pass with the texts: the fastest batch size."""
+    sizes = [{"batch_size": size} for size in dict.fromkeys(min(size, len(texts)) for size in BATCHES)]
+    if name == "OpenVINO int8":
+        # It compiles kernels for the texts' lengths.
+        for size in sizes:
+            library.ask("embed", texts=texts, options=size)
+    return max(sizes, key=lambda size: turn(library, texts, size, options))
+
+
+def measure(libraries, characters, options, known):
+    """For each engine, the texts per second in each round, with the texts and batch sizes of a `known` measurement, if any."""
     texts = sample(characters, MAX_TEXTS)
-    probe = texts[:8]
-    seconds = min(libraries[REFERENCE].ask("embed", texts=probe) for _ in range(2))
-    texts = texts[: max(len(probe), round(len(probe) * options.seconds / seconds) // 8 * 8)]
-    passed = {name: fastest(library, name, texts) for name, library in libraries.items()}
+    libraries[REFERENCE].ask("embed", texts=texts[:8])
+    if known:
+        texts, passed = texts[: known["count"]], known["passed"]
+    else:
+        rate = turn(libraries[REFERENCE], texts[:8], {}, options)
+        texts = texts[: max(characters[2], round(rate * options.seconds) // 8 * 8)]
+        passed = {name: {} if name in UNBATCHED else fastest(library, name, texts, options) for name, library in libraries.items()}
     rates = {name: [] for name in libraries}
+    for name, library in libraries.items():
+        if name != REFERENCE:
+            library.ask("embed", texts=texts, options=passed[name])
     for _ in range(options.rounds):
         for name, library in libraries.items():
-            rates[name].append(len(texts) / library.ask("embed", texts=texts, options=passed[name]))
-    return texts, {"count": len(texts), "passed": passed, "rates": rates, "load": os.getloadavg()[0]}
+            rates[name].append(turn(library, texts, passed[name], options))
+    return texts, {"count": len(texts), "threads": options.threads, "passed": passed, "rates": rates, "date": str(datetime.date.today())}
 
 
-def measured(rates, name, other=REFERENCE):
-    """The median over rounds, so that ratios are of neighbouring runs."""
-    return statistics.median(one / two for one, two in zip(rates[name], rates[other]))
+def measured(found, name, other=None):
+    """The median rate, or the median of its ratios to another engine's in the same round."""
+    others = found["rates"][other] if other else itertools.repeat(1)
+    return statistics.median(one / two for one, two in zip(found["rates"][name], others))
 
 
 def table(results, limit):
@@ -193,12 +239,11 @@ def table(results, limit):
             found = results.get(f"{model}, {workload}{limit}")
             if not found:
                 continue
-            rates = found["rates"]
-            best = max((name for name in rates if name != OURS), key=lambda name: measured(rates, name))
-            reference = statistics.median(rates[REFERENCE])
+            best = max((name for name in found["rates"] if name != OURS), key=lambda name: measured(found, name))
+            reference = measured(found, REFERENCE)
             cells = [f"{reference:.0f}" if reference >= 10 else f"{reference:.2g}"]
-            cells += [f"{measured(rates, name):.2f} ×" if name in rates else "–" for name in engines]
-            rows.append([model, workload, str(found["tokens"]), *cells, f"{measured(rates, OURS, best):.2f} ×"])
+            cells += [f"{measured(found, name, REFERENCE):.2f} ×" for name in engines]
+            rows.append([model, workload, str(found["tokens"]), *cells, f"{measured(found, OURS, best):.2f} ×"])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -207,9 +252,25 @@ def section(results):
     flags = set(re.search(r"flags\s*: (.*)", Path("/proc/cpuinfo").read_text())[1].split())
     instructions = next((name for name, flag in {"AMX": "amx_int8", "AVX-512 VNNI": "avx512_vnni", "AVX2": "avx2"}.items() if flag in flags), "unknown")
     versions = ", ".join(f"{name} {version(name)}" for name in ("sentence-transformers", "torch", "onnxruntime", "openvino", "llama-cpp-python"))
+    limited = any(name.endswith(" avx2") for name in results)
     heads = {"": f"With all instructions ({instructions}):", " avx2": "With AVX2, which ONNX Runtime and llama.cpp cannot be limited to when they run:"}
-    tables = [f"{head}\n\n{table(results, limit)}" for limit, head in heads.items() if any(name.endswith(" avx2") == bool(limit) for name in results)]
-    note = f"{processor[1] if processor else 'Unknown processor'}, {CORES} threads, {datetime.date.today()}; {versions}."
+    tables = [f"{head}\n\n{table(results, limit)}" for limit, head in heads.items() if limited or not limit]
+    rounds, threads = (sorted({entry(found) for found in results.values()}) for entry in (lambda found: len(found["rates"][OURS]), lambda found: found["threads"]))
+    seconds = "texts per processor second, since the machine had other work" if threads == [1] else "texts per second"
+    note = (
+        f"{processor[1] if processor else 'Unknown processor'}, {max(found['date'] for found in results.values())}; {versions}. "
+        f"`python benches/four_shapes.py --threads {threads[-1]}`, medians of {rounds[0]} rounds, {seconds}."
+    )
+    limited = any(name.endswith(" avx2") for name in results)
+    heads = {"": f"With all instructions ({instructions}):", " avx2": "With AVX2, which ONNX Runtime and llama.cpp cannot be limited to when they run:"}
+    tables = [f"{head}\n\n{table(results, limit)}" for limit, head in heads.items() if limited or not limit]
+    turns = [turns for found in results.values() for turns in found["turns"].values()]
+    shares = [share for its in turns for _, share in quiet(its)]
+    note = (
+        f"{processor[1] if processor else 'Unknown processor'}, {CORES} threads, {max(found['date'] for found in results.values())}; {versions}. "
+        f"Medians of the {math.ceil(min(map(len, turns)) / 2)} of {min(map(len, turns))} turns in which other processes took least: "
+        f"{statistics.median(shares):.0%} of the processors' time in the median, {max(shares):.0%} at most."
+    )
     return "\n\n".join([note, *tables]) + "\n"
 
 
@@ -218,21 +279,23 @@ def main():
     for name in ("kivu", "weights", "bundle", "llama_cpp", "folder"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--shapes", nargs="+", choices=MODELS, default=list(MODELS), metavar="SHAPE")
-    parser.add_argument("--seconds", type=float, default=2, help="of PyTorch per round")
+    parser.add_argument("--seconds", type=float, default=1, help="of an engine's turn")
+    parser.add_argument("--threads", type=int, default=CORES, help="1 counts processor time, for a machine with other work")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", action="store_true", help="keep the models")
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--serve")
     options = parser.parse_args()
+    python_peers.CORES = options.threads
     if options.serve:
         engines = WITH_AVX2 if "KIVU_INSTRUCTIONS" in os.environ else ENGINES
         return python_peers.serve(lambda: engines[options.serve](options))
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     file = options.folder / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
     for model in options.shapes if options.rounds else []:
-        wanted = {limit: [name for name in WORKLOADS if f"{model}, {name}{limit}" not in results] for limit in ("", " avx2")}
+        wanted = {limit: [name for name in list(WORKLOADS)[: 2 if model in LARGE else 3] if f"{model}, {name}{limit}" not in results] for limit in ("", " avx2")}
         if not any(wanted.values()):
             continue
         arguments = prepare(model, options)
@@ -240,11 +303,11 @@ def main():
             engines, variables = (WITH_AVX2, LIMITS) if limit else (ENGINES, {})
             libraries = {name: Library(name, variables, arguments) for name in engines} if workloads else {}
             for workload in workloads:
-                texts, found = measure(libraries, WORKLOADS[workload], options)
+                texts, found = measure(libraries, WORKLOADS[workload], options, results.get(f"{model}, {workload}") if limit else None)
                 name = f"{model}, {workload}{limit}"
                 results[name] = found | {"tokens": counted(arguments[1], MODELS[model][1], texts)}
                 file.write_text(json.dumps(results, indent=2) + "\n")
-                print(name, {engine: round(measured(found["rates"], engine), 2) for engine in engines}, file=sys.stderr, flush=True)
+                print(name, {engine: round(measured(found, engine, REFERENCE), 2) for engine in engines}, file=sys.stderr, flush=True)
             for library in libraries.values():
                 library.end()
         if not options.keep:
