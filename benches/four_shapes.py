@@ -17,7 +17,6 @@ import itertools
 import json
 import math
 import os
-import queue
 import random
 import re
 import shutil
@@ -43,8 +42,8 @@ MODELS = {
     "bge-m3": ("xlm-roberta-large", 512),
 }
 # Mean and standard deviation of characters per text, as published with the benchmark, and the least number of texts, with
-# which batches of similar lengths have little padding. Texts of the last are truncated, and as there, large models get none.
-WORKLOADS = {"stsb": (38.9, 13.9, 64), "natural-questions": (619.6, 345.3, 16), "imdb × 4": (9_589.3, 633.4, 8)}
+# which a batch size has little padding. Texts of the last are truncated, and as there, large models get none.
+WORKLOADS = {"stsb": (38.9, 13.9, 64), "natural-questions": (619.6, 345.3, 8), "imdb × 4": (9_589.3, 633.4, 8)}
 LARGE = ("mxbai-embed-large-v1", "bge-m3")
 MIN_CHARACTERS, MAX_TEXTS, CLIENTS = 12, 512, 4
 BATCHES = (1, 8, 32)
@@ -54,14 +53,13 @@ CALIBRATION_TEXTS = 8
 
 def kivu(options):
     server = bench.Server(options.kivu, {}, options.bundle)
-    connections, pool = queue.SimpleQueue(), ThreadPoolExecutor(CLIENTS)
-    for _ in range(CLIENTS):
-        connections.put(http.client.HTTPConnection(server.address))
+    pool = ThreadPoolExecutor(CLIENTS)
 
     def ask(texts):
-        connection = connections.get()
+        # One that waited for other engines' turns might be closed by the server.
+        connection = http.client.HTTPConnection(server.address)
         tei.ask(connection, json.dumps({"inputs": texts, "truncate": True}).encode())
-        connections.put(connection)
+        connection.close()
 
     def embed(texts):
         size = min(32, math.ceil(len(texts) / CLIENTS))
@@ -260,16 +258,6 @@ def section(results):
     note = (
         f"{processor[1] if processor else 'Unknown processor'}, {max(found['date'] for found in results.values())}; {versions}. "
         f"`python benches/four_shapes.py --threads {threads[-1]}`, medians of {rounds[0]} rounds, {seconds}."
-    )
-    limited = any(name.endswith(" avx2") for name in results)
-    heads = {"": f"With all instructions ({instructions}):", " avx2": "With AVX2, which ONNX Runtime and llama.cpp cannot be limited to when they run:"}
-    tables = [f"{head}\n\n{table(results, limit)}" for limit, head in heads.items() if limited or not limit]
-    turns = [turns for found in results.values() for turns in found["turns"].values()]
-    shares = [share for its in turns for _, share in quiet(its)]
-    note = (
-        f"{processor[1] if processor else 'Unknown processor'}, {CORES} threads, {max(found['date'] for found in results.values())}; {versions}. "
-        f"Medians of the {math.ceil(min(map(len, turns)) / 2)} of {min(map(len, turns))} turns in which other processes took least: "
-        f"{statistics.median(shares):.0%} of the processors' time in the median, {max(shares):.0%} at most."
     )
     return "\n\n".join([note, *tables]) + "\n"
 
