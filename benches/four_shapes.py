@@ -7,7 +7,7 @@ converter. Other shapes have random weights, so figures are for speed only. FOLD
 complete, and up to 8 GB of models while a shape is measured. Engines take turns in processes of their own with the same
 texts, from text to vector: through sentence-transformers with the fastest of BATCHES, llama.cpp with its Python package,
 and Kivu over HTTP. The second table limits engines to AVX2, except those that cannot be limited. With --docs, tables
-replace what the page has between `<!-- four shapes -->` and `<!-- end -->`, also with `--rounds 0`, which measures nothing.
+replace what the page has between `<!-- four-shapes -->` and `<!-- end -->`, also with `--rounds 0`, which measures nothing.
 """
 
 import argparse
@@ -303,7 +303,7 @@ def main():
     text = section(results)
     print(text)
     if options.docs:
-        marked = r"(<!-- four shapes -->\n).*?(<!-- end -->)"
+        marked = r"(<!-- four-shapes -->\n).*?(<!-- end -->)"
         page = options.docs.read_text()
         options.docs.write_text(re.sub(marked, lambda marks: marks[1] + text + marks[2], page, flags=re.DOTALL))
 
