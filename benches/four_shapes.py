@@ -29,6 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import bench
+import page
 import python_peers
 import shapes
 import tei
@@ -303,9 +304,7 @@ def main():
     text = section(results)
     print(text)
     if options.docs:
-        marked = r"(<!-- four-shapes -->\n).*?(<!-- end -->)"
-        page = options.docs.read_text()
-        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + text + marks[2], page, flags=re.DOTALL))
+        page.write(options.docs, "four-shapes", text)
 
 
 if __name__ == "__main__":
