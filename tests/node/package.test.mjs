@@ -182,7 +182,7 @@ test("extractions are the server's, with the order of names", async () => {
   assert.deepEqual(single, (await served("/gliner-2", one)).result);
   const ner = await model("ner");
   await assert.rejects(ner.extract("a", { entities: ["b"] }), /a model that reads schemas for `schema`/);
-  await assert.rejects(extract.extract("a", { entity: ["b"] }), /but found `entity`/);
+  await assert.rejects(extract.extract("a", { entity: ["b"] }), /unknown field in `schema`: `entity`/);
 });
 
 test("a task chooses its adapters", async () => {
