@@ -1102,10 +1102,10 @@ async fn kserve_takes_the_parameters_of_embed() {
         let body = json!({ "inputs": [tensor], "outputs": [output], "parameters": parameters });
         refusal("/v2/models/tiny/infer", body.to_string()).await
     };
-    insta::assert_snapshot!(refused(json!({ "output_dtype": "int8" }), json!({})).await, @"");
-    insta::assert_snapshot!(refused(json!({ "outputs": ["dense"] }), json!({})).await, @"");
-    insta::assert_snapshot!(refused(json!({}), json!({ "classification": 2 })).await, @"");
-    insta::assert_snapshot!(refused(json!({}), json!({ "binary_data": "yes" })).await, @"");
+    insta::assert_snapshot!(refused(json!({ "output_dtype": "int8" }), json!({})).await, @"400: `parameters.output_dtype` is not supported: vectors are tensors of `FP32`");
+    insta::assert_snapshot!(refused(json!({ "outputs": ["dense"] }), json!({})).await, @"400: `parameters.outputs` is not supported: name outputs in the request's `outputs`");
+    insta::assert_snapshot!(refused(json!({}), json!({ "classification": 2 })).await, @"400: `outputs[0].parameters.classification: 2` is not supported: `/predict` and `POST /models/MODEL` return labels");
+    insta::assert_snapshot!(refused(json!({}), json!({ "binary_data": "yes" })).await, @"400: expected a boolean in the parameter `binary_data` of `embedding`, but found another value");
 }
 
 #[tokio::test]

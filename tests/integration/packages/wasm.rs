@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use kivu::{
     Deadline, Model,
+    config::EngineChoice,
     model::IncomingModel,
     pipeline::Task,
     repository::{
@@ -30,17 +31,18 @@ use crate::{
 async fn bundles_in_memory_have_the_bits_of_folders() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let build = |name: &str, precision| {
+    let build_for = |name: &str, precision, engine| {
         let (source, out) = (
             fixtures().join("models").join(name),
             folder.path().join(format!("{name}-{precision}")),
         );
-        let request = request_without_floor(
+        let mut request = request_without_floor(
             Task::FeatureExtraction,
             &source,
             out.clone(),
             Some(precision),
         );
+        request.engine = engine;
         let bundle = build_request(&request, runtime).unwrap();
         let read = |name: &str| fs::read(out.join(name)).unwrap();
         let files = loaded_files(bundle.manifest())
@@ -51,6 +53,7 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
             files.collect::<BTreeMap<_, Bytes>>(),
         )
     };
+    let build = |name: &str, precision| build_for(name, precision, EngineChoice::Auto);
     for name in ["tiny-static", "tiny-bert"] {
         let (out, manifest, files) = build(name, Precision::Int8);
         let vectors = async |model: Model| {
@@ -104,11 +107,11 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
             );
         }
     }
-    let (_, manifest, files) = build("tiny-nomic-moe", Precision::Fp32);
+    let (_, manifest, files) = build_for("tiny-bert", Precision::Fp32, EngineChoice::Onnx);
     let refused = Model::from_memory(&manifest, files)
         .unwrap_err()
         .to_string();
-    insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-nomic-moe` is for ONNX Runtime; build it with `--engine native`");
+    insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-bert` is for ONNX Runtime; build it with `--engine native`");
     // Before any file arrives.
     assert_eq!(
         IncomingModel::new(&manifest).unwrap_err().to_string(),

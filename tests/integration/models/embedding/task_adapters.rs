@@ -429,7 +429,10 @@ fn unusable_files_of_jina_v5_are_refused_by_name() {
             "expected the class `JinaEmbeddingsV5Model` for `jina_embeddings_v5`, but found `JinaEmbeddingsV5OmniModel`",
         ),
         (config("\"is_decoder\"", of_qwen3), "expected the weight `"),
-        (of_adapter, "the adapter has `use_dora`, which is not supported"),
+        (
+            of_adapter,
+            "the adapter has `use_dora`, which is not supported",
+        ),
     ] {
         assert!(refusal.contains(expected), "{refusal}");
     }
