@@ -232,7 +232,6 @@ def measured(found, name, other=None):
 def table(results, limit):
     engines = [name for name in (WITH_AVX2 if limit else ENGINES) if name != REFERENCE]
     rows = [["model", "texts", "tokens", f"{REFERENCE}, texts/s", *engines, "Kivu, of the best other"]]
-    rows.append(["---"] * len(rows[0]))
     for model in MODELS:
         for workload in WORKLOADS:
             found = results.get(f"{model}, {workload}{limit}")
@@ -241,9 +240,9 @@ def table(results, limit):
             best = max((name for name in found["rates"] if name != OURS), key=lambda name: measured(found, name))
             reference = measured(found, REFERENCE)
             cells = [f"{reference:.0f}" if reference >= 10 else f"{reference:.2g}"]
-            cells += [f"{measured(found, name, REFERENCE):.2f} ×" for name in engines]
-            rows.append([model, workload, str(found["tokens"]), *cells, f"{measured(found, OURS, best):.2f} ×"])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+            cells += [f"{measured(found, name, REFERENCE):.2f}" for name in engines]
+            rows.append([model, workload, str(found["tokens"]), *cells, f"{measured(found, OURS, best):.2f}"])
+    return page.table(rows)
 
 
 def section(results):

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "benches"), str(ROOT / "tests/lambda")]
 
 import memory
 import shapes
-from page import write
+import page
 
 # What the page has above the table.
 INTRODUCTION = """### Models by size
@@ -117,18 +117,17 @@ def main():
     options.port = memory.serve(b"")
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     rows = [["model", "bundle", "MB", "start, ms", *lengths, "texts/s", "peak", f"US dollars per million texts with {max(LENGTHS)} tokens"]]
-    rows.append(["---"] * len(rows[0]))
     models = {name: bundle(options.kivu, options.folder, *MODELS[name]) if MODELS[name][0] else options.minilm for name in options.models}
     for name, model in models.items():
         rows += [run(options, name, model, megabytes) for megabytes in options.megabytes]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = page.table(rows)
     print(table)
     print(f"load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     if options.docs:
         processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         processor = processor[1] if processor else "Unknown processor"
         text = INTRODUCTION.format(instructions=options.instructions, starts=STARTS, processor=processor) + "\n" + table + "\n"
-        write(options.docs, "lambda", text)
+        page.write(options.docs, "lambda", text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,12 @@ import datetime
 import re
 
 
+def table(rows):
+    """A table in Markdown; the first row has the names of columns."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
 def write(page, name, text, source=None):
     """Replaces what `page` has between `<!-- name -->` and `<!-- end -->` by `text`, the command that measured it, and the date.
 

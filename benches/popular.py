@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benches")]
 
 import shapes
-from page import write
+import page
 
 CATALOGUE = ROOT / "cli/src/library/catalogue.toml"
 KNOWN = tomllib.loads(CATALOGUE.read_text())
@@ -46,13 +46,12 @@ the published dimensions and vocabulary size and random weights, and is built in
 {machine}, {threads} threads, {arithmetic}. A trained model below a floor is built in \
 `int8-blocks` or `fp32` instead.
 
-- Private, resident: the server's memory after the requests, without and with the program and the pages of the weights file \
-that were read.
+- Resident: the server's memory after the requests, with the program and the pages of the weights file that were read.
 - Peak: with the longest text, of {longest} tokens, also where the published model reads more.
 - Times: median of one request with one text. Rerankers get a query of one token in addition (decoders also a prompt), \
 GLiNER models two labels.
-- Tokenizers have some 300 tokens: a real one takes more private memory, and real texts read more rows of the word \
-embeddings, so resident memory is at most the private memory, the bundle and 25 MB of program.
+- Tokenizers have some 300 tokens: a real one takes more memory, and real texts read more rows of the word embeddings, up to the \
+bundle's size.
 """
 # What the page has below it, while shapes are missing.
 UNMEASURED = """- Not measured: built and served only with few layers and small widths (`benches/popular.py --reduced`, a minute for all \
@@ -162,8 +161,7 @@ def table(results):
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     lines = []
     for kind, models in MODELS.items():
-        rows = [[kind, "bundle, MB", "private, MB", "resident, MB", "peak, MB", *lengths]]
-        rows.append(["---"] * len(rows[0]))
+        rows = [[kind, "bundle, MB", "resident, MB", "peak, MB", *lengths]]
         for shape in dict.fromkeys(models.values()):
             names = ", ".join(model for model, its in models.items() if its == shape)
             found = results.get(shape)
@@ -171,11 +169,11 @@ def table(results):
                 cells = ["failed" if found else "not measured"] + ["–"] * (len(rows[0]) - 2)
             else:
                 longest = found["serving"]["longest"]
-                megabytes = [f"{size:.0f}" for size in (found["megabytes"], found["private"], found["resident"], longest["peak_mb"])]
+                megabytes = [f"{size:.0f}" for size in (found["megabytes"], found["resident"], longest["peak_mb"])]
                 times = [f"{median:.2f}" if median < 10 else f"{median:.1f}" for median in found["medians"]]
                 cells = [*megabytes, *times]
             rows.append([names, *cells])
-        lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
+        lines += [page.table(rows), ""]
     return "\n".join(lines)
 
 
@@ -216,7 +214,7 @@ def main():
             arithmetic=", ".join(sorted(arithmetic)), longest=shapes.TOKENS,
         )
         section = introduction + (UNMEASURED if "not measured" in text else "") + "\n" + text
-        write(options.docs, "popular", section, options.folder / "results.json")
+        page.write(options.docs, "popular", section, options.folder / "results.json")
         measured = {
             shape: {"megabytes": round(found["megabytes"]), "memory": round(found["resident"])}
             for shape, found in results.items() if "error" not in found
