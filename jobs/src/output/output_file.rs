@@ -186,17 +186,19 @@ impl OutputFile {
         Ok(())
     }
 
-    /// Creates a file with the mode and, if permitted, the owner of the output that it will replace.
+    /// Creates a file with the mode and, if permitted, the owner of the output that it will replace. Only the owner may read a
+    /// checkpoint, which may have originals of redacted texts.
     pub fn create(&self, path: &Path, contents: &[u8]) -> io::Result<File> {
         let replaced = fs::symlink_metadata(&self.path)
             .ok()
             .filter(fs::Metadata::is_file);
-        let mode = replaced.as_ref().map(|replaced| replaced.mode() & 0o777);
+        let allowed = if path == self.partial { 0o777 } else { 0o600 };
+        let mode = replaced.as_ref().map(|replaced| replaced.mode() & allowed);
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
             .create_new(true)
-            .mode(mode.unwrap_or(0o666))
+            .mode(mode.unwrap_or(0o666 & allowed))
             .open(path)?;
         if let (Some(replaced), Some(mode)) = (replaced, mode) {
             // Only root may change the owner.

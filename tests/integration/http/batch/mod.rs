@@ -248,12 +248,15 @@ fn modes_are_kept_and_otherwise_follow_the_umask() {
     // The mode does not depend on the umask.
     assert_eq!(mode(&new), mode(&usual));
     assert_eq!(mode(&folder.path().join("new.report.json")), mode(&usual));
-    // A private file's partial output is private.
+    // A private file's partial output is private, and any checkpoint is its owner's.
     fs::set_permissions(&output, Permissions::from_mode(0o640)).unwrap();
     fs::write(&input, rows(2000)).unwrap();
     stopped(job(&input, &output)).unwrap();
-    for name in [".out.kivu-partial", ".out.kivu-checkpoint"] {
-        assert_eq!(mode(&folder.path().join(name)), 0o640, "{name}");
+    for (name, expected) in [
+        (".out.kivu-partial", 0o640),
+        (".out.kivu-checkpoint", 0o600),
+    ] {
+        assert_eq!(mode(&folder.path().join(name)), expected, "{name}");
     }
 }
 
