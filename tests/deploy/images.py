@@ -368,19 +368,20 @@ def broken_registries_publish_nothing(open_registry, ecr, folder, function, base
 
 
 def large_blobs_continue(open_registry, folder):
-    """Between parts, an upload continues; Debian's version of the registry forgets one that broke off within a part."""
+    """Between parts, an upload continues; Debian's version of the registry may forget one that broke off within a part."""
     part, registry.PART = registry.PART, 1 << 16
     for what, breaks, uploads in (
-        ("between parts", lambda of: not of.broken and of.methods.count(b"PATCH") == 3, 1),
-        ("within a part", lambda of: not of.broken and of.sent > 150_000, 2),
+        ("between parts", lambda of: not of.broken and of.methods.count(b"PATCH") == 3, [1]),
+        ("within a part", lambda of: not of.broken and of.sent > 150_000, [1, 2]),
     ):
         content = random.Random(what).randbytes(250_000)
         digest, blob, breaking = f"sha256:{hashlib.sha256(content).hexdigest()}", folder / "blob", Breaking(open_registry.host, breaks)
         blob.write_bytes(content)
         expect(f"a large blob, broken off {what}", True, registry.Registry(f"{breaking.host}/large").upload(digest, blob))
-        expect(f"breaks and uploads, {what}", (1, uploads), (breaking.broken, breaking.methods.count(b"POST")))
+        expect(f"breaks, {what}", 1, breaking.broken)
+        expect(f"uploads, {what}", True, breaking.methods.count(b"POST") in uploads)
         expect("the blob", True, requests.get(f"http://{open_registry.host}/v2/large/blobs/{digest}").content == content)
-        expect("sent once", True, uploads > 1 or breaking.sent < len(content) + registry.PART + 10_000)
+        expect("sent once", True, 2 in uploads or breaking.sent < len(content) + registry.PART + 10_000)
     registry.PART = part
 
 
