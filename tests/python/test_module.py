@@ -189,7 +189,7 @@ class Tasks(unittest.TestCase):
         self.assertEqual(single, post("/gliner-2", body)["result"])
         for call, words in [
             (lambda: model("ner").extract("a", {"entities": ["b"]}), "a model that reads schemas for `schema`"),
-            (lambda: model("extract").extract("a", {"entity": ["b"]}), "but found `entity`"),
+            (lambda: model("extract").extract("a", {"entity": ["b"]}), "unknown field in `schema`: `entity`"),
             (lambda: model("extract").extract("a", 5), "expected an object in `schema`"),
             (lambda: model("extract").extract("a", ["b"], form="other"), "expected `task` to be one of `schema`"),
         ]:
