@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::rope::{Rope, rotary};
 use crate::{
@@ -293,6 +294,20 @@ impl LayerKinds {
             })
         })
     }
+}
+
+/// Whether `auto_map` names a class of the model's own code that begins with `name`, for whatever task.
+pub fn has_code(config: &ConfigFile, name: &str) -> bool {
+    let map = config.value("auto_map").and_then(Value::as_object);
+    let mut paths = map
+        .into_iter()
+        .flat_map(Map::values)
+        .filter_map(Value::as_str);
+    paths.any(|path| {
+        path.rsplit('.')
+            .next()
+            .is_some_and(|class| class.starts_with(name))
+    })
 }
 
 /// The class with the model's own code for vectors, if `auto_map` names one.

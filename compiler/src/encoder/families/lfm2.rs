@@ -38,8 +38,8 @@ const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
-/// The class in code of its own, whose convolutions read as many rows after a token's own as before it.
-const BIDIRECTIONAL: &str = "Lfm2BidirectionalModel";
+/// How classes in code of its own begin, whose convolutions read as many rows after a token's own as before it.
+const BIDIRECTIONAL: &str = "Lfm2Bidirectional";
 
 /// Maximum number of rows that a convolution reads for a token, far above published models'.
 const MAX_ROWS: usize = 63;
@@ -56,7 +56,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = decoders::heads(config, &DEFAULTS)?;
     let rotary = rope::of_lfm2(config, heads.width)?;
     let [mut span, _] = decoders::spans_of(config, &rotary, None)?;
-    let is_bidirectional = fields::code_class(config) == Some(BIDIRECTIONAL);
+    let is_bidirectional = fields::has_code(config, BIDIRECTIONAL);
     if is_bidirectional {
         span.window = AttentionWindow::ALL;
     }

@@ -628,6 +628,26 @@ mod tests {
     }
 
     #[test]
+    fn code_that_attends_to_all_is_known_by_any_of_its_classes() {
+        for (fixture, class) in [
+            (
+                "tiny-lfm2-encoder",
+                "modeling_lfm2_bidirectional.Lfm2BidirectionalForMaskedLM",
+            ),
+            (
+                "tiny-voyage",
+                "modeling_qwen3_bidirectional.Qwen3BidirectionalForMaskedLM",
+            ),
+        ] {
+            let read = |map| format!("{:?}", changed(fixture, "auto_map", map).unwrap());
+            let model = json!({ "AutoModel": class.replace("ForMaskedLM", "Model") });
+            let read_with_head = read(json!({ "AutoModelForMaskedLM": class }));
+            assert_eq!(read_with_head, read(model), "{fixture}");
+            assert_ne!(read_with_head, read(json!({})), "{fixture}");
+        }
+    }
+
+    #[test]
     fn nomic_reads_both_forms_of_its_config() {
         let rotary = |config: EncoderConfig| config.spans[0].rotary.clone().unwrap();
         let own = rotary(changed("tiny-nomic", "causal", json!(false)).unwrap());

@@ -28,8 +28,8 @@ const DEFAULTS: Defaults = Defaults {
 /// The `model_type` of pplx-embed-v1, and its class.
 pub const PPLX: &str = "bidirectional_pplx_qwen3";
 const PPLX_CLASS: &str = "PPLXQwen3Model";
-/// The class of voyage-4-nano, and its projection.
-const VOYAGE_CLASS: &str = "Qwen3BidirectionalModel";
+/// How classes in the code of voyage-4-nano begin, and its projection.
+const VOYAGE_CODE: &str = "Qwen3Bidirectional";
 const PROJECTION: &str = "linear";
 
 /// Layers before the first one with a window, if the files do not name the number.
@@ -52,9 +52,9 @@ pub fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 pub fn read_qwen3(config: &ConfigFile) -> Result<EncoderConfig> {
-    match fields::code_class(config) {
-        Some(VOYAGE_CLASS) => read_voyage(config),
-        _ => read_layers(config),
+    match fields::has_code(config, VOYAGE_CODE) {
+        true => read_voyage(config),
+        false => read_layers(config),
     }
 }
 
