@@ -156,7 +156,7 @@ impl Calibration {
             if rows.len() >= MIN_ROWS * inputs && rows.iter().all(|value| value.is_finite()) {
                 let form = match self.precision {
                     Precision::Int8Blocks => Form::int8_blocks(inputs),
-                    _ => Form::int8(inputs),
+                    _ => Form::int8(inputs, weight.len() / inputs),
                 };
                 fitted = Some(Arc::new(fit(weight, inputs, form, rows)));
             }
