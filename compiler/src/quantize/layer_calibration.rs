@@ -26,7 +26,7 @@ use kivu_engine::quantize::fit::{FittedLayer, Form, fit};
 pub const CALIBRATION_TEXTS: &str = include_str!("calibration-texts.txt");
 
 /// Maximum number of tokens per layer.
-const MAX_ROWS: usize = 4096;
+const MAX_ROWS: usize = 6144;
 /// Multiplications per token below which models are not fitted: it would take longer than the rest of their build.
 pub const MIN_PRODUCTS: usize = 1 << 17;
 
