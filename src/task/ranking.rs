@@ -5,7 +5,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters};
-use kivu_base::{error::Result, json::flattened};
+use kivu_base::{
+    error::{Error, Result},
+    json::flattened,
+};
 use kivu_core::{
     backend::Deadline,
     pipeline::{
@@ -45,6 +48,12 @@ impl RankingParameters {
             truncation,
             raw_scores: self.raw_scores.unwrap_or(false),
         };
+        if self.instruction.is_some() && self.prompt.is_some() {
+            return Err(Error::invalid(
+                "expected `instruction` or `prompt`, which replaces the whole text before the query, but found both",
+            )
+            .with_hint("leave one of them out"));
+        }
         let mut pipeline = pipeline.clone();
         if let Some(instruction) = &self.instruction {
             check_instruction("instruction", instruction)?;

@@ -244,6 +244,20 @@ fn check_prefixes(json: &[u8]) -> Result<()> {
     }
 }
 
+/// Refuses byte pairs of which some are left apart at random, as in training: a text's tokens would differ from call to call.
+fn check_dropout(vocabulary: &Vocabulary) -> Result<()> {
+    let Vocabulary::Standard(ModelWrapper::BPE(model)) = vocabulary else {
+        return Ok(());
+    };
+    match model.dropout.filter(|dropout| *dropout != 0.0) {
+        None => Ok(()),
+        Some(found) => Err(Error::model(format!(
+            "`dropout` {found} in the tokenizer is not supported: each text would have other tokens each time"
+        ))
+        .with_hint("set it to null")),
+    }
+}
+
 /// Whether a file has a subword prefix, without parsing it: most have none.
 fn has_prefix(json: &[u8]) -> bool {
     const KEY: &str = "\"continuing_subword_prefix\"";
@@ -292,7 +306,9 @@ impl<M> File<M> {
 
     fn assemble(self, vocabulary: impl FnOnce(M) -> Vocabulary) -> Result<RawTokenizer> {
         guarded(|| {
-            let mut tokenizer = RawTokenizer::new(vocabulary(self.model));
+            let vocabulary = vocabulary(self.model);
+            check_dropout(&vocabulary)?;
+            let mut tokenizer = RawTokenizer::new(vocabulary);
             tokenizer
                 .with_normalizer(self.normalizer)
                 .map_err(unreadable)?;
@@ -355,6 +371,30 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn byte_pairs_that_are_merged_at_random_are_refused() {
+        // The type is first, or the crate's own reader finds it.
+        for model in ["\"type\": \"BPE\", ", ""] {
+            let read = |dropout: &str| {
+                let file = format!(
+                    "{{\"version\": \"1.0\", \"added_tokens\": [], \"model\": {{{model}\"dropout\": {dropout}, \
+                     \"vocab\": {{\"a\": 0, \"b\": 1, \"ab\": 2}}, \"merges\": [\"a b\"]}}}}"
+                );
+                read(file.as_bytes()).map(drop)
+            };
+            read("null").unwrap();
+            read("0.0").unwrap();
+            for dropout in ["0.1", "1.0"] {
+                let expected = format!(
+                    "`dropout` {} in the tokenizer is not supported: each text would have other tokens each time; set it to \
+                     null",
+                    dropout.trim_end_matches(".0")
+                );
+                assert_eq!(read(dropout).unwrap_err().to_string(), expected);
+            }
+        }
+    }
 
     #[test]
     fn byte_pairs_begin_with_the_prefix_of_their_model() {

@@ -30,6 +30,12 @@ impl EncodingFormat {
         self.vector_type().map_or("base64", VectorType::name)
     }
 
+    /// Number type, unless it is `float`, which means numbers of any type beside `output_dtype`.
+    pub fn packed_type(self) -> Option<VectorType> {
+        self.vector_type()
+            .filter(|vector_type| *vector_type != VectorType::Float)
+    }
+
     /// Number type; `None` for base64, which several types have.
     pub fn vector_type(self) -> Option<VectorType> {
         match self {

@@ -162,11 +162,7 @@ struct VectorFormat {
 }
 
 impl VectorFormat {
-    /// In `encoding_format`, `float` means numbers of any type.
     fn of(body: &EmbeddingsRequest, headers: &HeaderMap) -> Result<Self> {
-        let encoding = body
-            .encoding_format
-            .filter(|format| *format != EncodingFormat::Float);
         let types = [
             ("output_dtype", body.output_dtype),
             (
@@ -175,7 +171,7 @@ impl VectorFormat {
             ),
             (
                 "encoding_format",
-                encoding.and_then(EncodingFormat::vector_type),
+                body.encoding_format.and_then(EncodingFormat::packed_type),
             ),
         ];
         let mut found = types
@@ -261,6 +257,10 @@ pub async fn embeddings(
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
+    inputs::one_role([
+        ("prompt_name", body.prompt_name.clone()),
+        ("input_type", body.input_type.clone()),
+    ])?;
     let dimensions = [
         ("dimensions", body.dimensions),
         ("output_dimension", body.output_dimension),

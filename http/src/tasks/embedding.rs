@@ -124,6 +124,13 @@ impl EmbedOptions {
                 "expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list",
             ));
         }
+        inputs::one_value([
+            ("output_dtype", self.parameters.output_dtype),
+            (
+                "encoding_format",
+                self.encoding_format.and_then(EncodingFormat::packed_type),
+            ),
+        ])?;
         inputs::above_zero("max_active_dims", self.parameters.max_active_dims)
     }
 

@@ -209,17 +209,55 @@ pub struct Document {
     text: String,
 }
 
+/// A document in Voyage's response, in which its text is no object.
+#[derive(Serialize, JsonSchema)]
+struct RankedText {
+    /// The document's position in the request, from 0.
+    index: usize,
+    /// From 0 to 1, the most relevant document first.
+    relevance_score: f32,
+    /// The document's text, if `return_documents` is true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<String>,
+}
+
 impl Ranked {
     /// The best documents, with their texts if the response has them.
     pub fn documents(&mut self) -> Vec<RankedDocument> {
-        let document = |&index: &usize| RankedDocument {
+        let document = |(index, relevance_score, text): (_, _, Option<_>)| RankedDocument {
             index,
-            relevance_score: self.scores[index],
-            document: self.texts.get_mut(index).map(|text| Document {
-                text: mem::take(text),
-            }),
+            relevance_score,
+            document: text.map(|text| Document { text }),
         };
-        self.order.iter().map(document).collect()
+        self.best().map(document).collect()
+    }
+
+    /// The same in Voyage's form.
+    fn documents_of_voyage(&mut self) -> Vec<RankedText> {
+        let document = |(index, relevance_score, document)| RankedText {
+            index,
+            relevance_score,
+            document,
+        };
+        self.best().map(document).collect()
+    }
+
+    /// The best documents' places, scores, and texts if the response has them.
+    fn best(&mut self) -> impl Iterator<Item = (usize, f32, Option<String>)> {
+        let Self {
+            texts,
+            scores,
+            order,
+            ..
+        } = self;
+        let best = move |&index: &usize| {
+            (
+                index,
+                scores[index],
+                texts.get_mut(index).map(mem::take),
+            )
+        };
+        order.iter().map(best)
     }
 }
 
@@ -319,7 +357,7 @@ enum JinaRanks {
     },
     Voyage {
         /// The best documents, in descending order.
-        data: Vec<RankedDocument>,
+        data: Vec<RankedText>,
     },
 }
 
@@ -356,10 +394,13 @@ async fn jina_response(
     body.return_documents.get_or_insert(!is_voyages);
     let (model, mut ranked) = rank_documents(context, body).await?;
     let usage = TokenUsage::of(&ranked.usage);
-    let documents = ranked.documents();
     let ranks = match is_voyages {
-        true => JinaRanks::Voyage { data: documents },
-        false => JinaRanks::Jina { results: documents },
+        true => JinaRanks::Voyage {
+            data: ranked.documents_of_voyage(),
+        },
+        false => JinaRanks::Jina {
+            results: ranked.documents(),
+        },
     };
     let answer = JinaResponse {
         ranks,
@@ -368,4 +409,46 @@ async fn jina_response(
         usage,
     };
     Ok((answer, ranked.usage))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::scripted::ask;
+
+    /// Voyage's clients read the document as a string, all others as an object.
+    #[tokio::test]
+    async fn documents_have_the_form_of_their_api() {
+        let mut found = String::new();
+        for (path, more) in [
+            ("/v1/rerank", json!({})),
+            ("/v1/rerank", json!({ "top_n": 1 })),
+            ("/v1/rerank", json!({ "return_documents": false })),
+            ("/v1/rerank", json!({ "top_k": 1 })),
+            (
+                "/v1/rerank",
+                json!({ "top_k": 1, "return_documents": true }),
+            ),
+            (
+                "/rerank",
+                json!({ "truncation": true, "return_documents": true }),
+            ),
+        ] {
+            let mut body = json!({ "query": "cat", "documents": ["dog", { "text": "fish" }] });
+            body.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().cloned().unwrap());
+            let (_, answer) = ask(path, &body).await;
+            found += &format!("{more} {} {}\n", answer["results"], answer["data"]);
+        }
+        insta::assert_snapshot!(found, @r#"
+        {} [{"document":{"text":"dog"},"index":0,"relevance_score":0.7310586},{"document":{"text":"fish"},"index":1,"relevance_score":0.7310586}] null
+        {"top_n":1} [{"document":{"text":"dog"},"index":0,"relevance_score":0.7310586}] null
+        {"return_documents":false} [{"index":0,"relevance_score":0.7310586},{"index":1,"relevance_score":0.7310586}] null
+        {"top_k":1} null [{"index":0,"relevance_score":0.7310586}]
+        {"return_documents":true,"top_k":1} null [{"document":"dog","index":0,"relevance_score":0.7310586}]
+        {"return_documents":true,"truncation":true} null [{"document":"dog","index":0,"relevance_score":0.7310586},{"document":"fish","index":1,"relevance_score":0.7310586}]
+        "#);
+    }
 }

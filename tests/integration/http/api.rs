@@ -475,6 +475,21 @@ async fn fields_that_contradict_each_other_are_refused() {
             ["input_type", "model"],
         ),
         (
+            "/v1/embeddings",
+            json!({ "input": "a", "prompt_name": "query", "input_type": "document" }),
+            ["prompt_name", "input_type"],
+        ),
+        (
+            "/embed",
+            json!({ "inputs": "a", "encoding_format": "int8", "output_dtype": "binary" }),
+            ["output_dtype", "encoding_format"],
+        ),
+        (
+            "/models/tiny",
+            json!({ "inputs": "a", "encoding_format": "int8", "parameters": { "output_dtype": "float" } }),
+            ["output_dtype", "encoding_format"],
+        ),
+        (
             "/models/tiny",
             json!({ "inputs": "a", "dimensions": 1, "parameters": { "dimensions": 2 } }),
             ["dimensions", "parameters.dimensions"],

@@ -327,10 +327,10 @@ pub async fn infer(
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
     let mut request = context.deadline.run_sized(size, parse).await?;
     if let Some(prompt) = context.models.named_prompt(Some(&path.model)) {
-        request
-            .parameters
-            .entry("prompt_name".to_owned())
-            .or_insert(prompt.into());
+        let found = request.parameters.entry("prompt_name").or_insert_with(Default::default);
+        if found.is_null() {
+            *found = prompt.into();
+        }
     }
     let interface = Interface::of(&model.manifest);
     let outputs = tensors::run(&context, model, &interface, &request).await?;

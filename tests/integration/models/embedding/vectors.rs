@@ -300,6 +300,11 @@ async fn every_dialect_can_say_the_role_of_a_text() {
         ("/models/tiny:query", json!({}), &query),
         ("/v2/models/tiny:query/infer", kserve(json!({})), &query),
         (
+            "/v2/models/tiny:query/infer",
+            kserve(json!({ "prompt_name": null })),
+            &query,
+        ),
+        (
             "/v2/models/tiny/infer",
             kserve(json!({ "prompt_name": "document" })),
             &passage,

@@ -312,6 +312,12 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
         refusal(&template, "/rerank", ranked("prompt", "query: ")).await,
         refusal(&template, "/rerank", ranked("instruction", "")).await,
         refusal(
+            &plain,
+            "/rerank",
+            json!({ "query": "cat", "texts": ["a dog"], "instruction": "find dogs", "prompt": "query: " }),
+        )
+        .await,
+        refusal(
             &qwen,
             "/tokenize",
             json!({ "inputs": "cat", "prompt": "x", "prompt_name": "query" }),
@@ -336,6 +342,7 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
     `prompt` is not supported: the model compares vectors; leave it out
     `prompt` is not supported: the model has a template; send an `instruction`
     expected a text in `instruction`, but found an empty one; leave it out
+    expected `instruction` or `prompt`, which replaces the whole text before the query, but found both; leave one of them out
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
     expected an embedding model for `prompt`, but `text-ranking-tiny-bert-rank` is for `text-ranking`; leave it out
     ");
