@@ -1,7 +1,7 @@
 //! Modules in a sentence-transformers model, from `modules.json`, with a `Router`'s query and document modules.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Component, Path},
 };
 
@@ -265,6 +265,18 @@ pub fn routed(folder: &ModelFolder) -> Result<Vec<Module>> {
 
 fn listed(folder: &ModelFolder) -> Result<Vec<Module>> {
     let list = folder.list(MODULES)?.unwrap_or_default();
+    // sentence-transformers keeps the last module with a name, in place of the first.
+    let mut names = BTreeSet::new();
+    let name = |fields: &Map<String, Value>| fields.get("name").map(Value::to_string);
+    if let Some(twice) = list
+        .iter()
+        .filter_map(name)
+        .find(|name| !names.insert(name.clone()))
+    {
+        return Err(Error::model(format!(
+            "expected another `name` for each module in `{MODULES}`, but found `{twice}` twice"
+        )));
+    }
     let module = |fields: &Map<String, Value>| {
         Module::deserialize(fields).map_err(|error| {
             let path = folder.join(MODULES);
@@ -289,7 +301,23 @@ fn listed(folder: &ModelFolder) -> Result<Vec<Module>> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn modules_with_one_name_are_refused() {
+        let found = |names: [Value; 3]| {
+            let folder = tempfile::tempdir().unwrap();
+            let entry = |name: &Value| json!({ "name": name, "path": "", "type": "a.B" });
+            let list: Vec<Value> = names.iter().map(entry).collect();
+            std::fs::write(folder.path().join(MODULES), json!(list).to_string()).unwrap();
+            modules(&ModelFolder::new(folder.path())).map(|list| list.len())
+        };
+        assert_eq!(found([json!("0"), json!("1"), json!(1)]).unwrap(), 3);
+        let refusal = found([json!("0"), json!("1"), json!("1")]).unwrap_err();
+        insta::assert_snapshot!(refusal, @r#"expected another `name` for each module in `modules.json`, but found `"1"` twice"#);
+    }
 
     #[test]
     fn classes_are_known_by_their_whole_paths() {

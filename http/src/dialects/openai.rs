@@ -253,7 +253,14 @@ pub async fn embeddings(
     let (model, pipeline) = context.embedding(name).await?;
     let inputs = inputs::read("input", texts_of_objects(body.input), &context.texts)?;
     let inputs = match body.token_encoding.unwrap_or_default() {
-        TokenEncoding::Cl100kBase => inputs.into_iter().map(text_of_ids).collect::<Result<_>>()?,
+        TokenEncoding::Cl100kBase => {
+            // As if the texts were in the body.
+            let mut left = context.app.limits.body_bytes;
+            let inputs = inputs.into_iter();
+            inputs
+                .map(|input| text_of_ids(input, &mut left))
+                .collect::<Result<_>>()?
+        }
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
@@ -348,17 +355,21 @@ pub async fn embeddings(
     Ok(by_model(&answer, &embeddings.usage))
 }
 
-/// OpenAI clients such as LangChain send ids from its tokenizer, without declaring which tokenizer it is.
-fn text_of_ids(input: Input) -> Result<Input> {
-    match input {
-        Input::Ids(ids) => cl100k::decode(&ids).map(Input::Text).map_err(|error| {
-            Error::invalid(error.message()).with_hint(
-                "set `token_encoding` to `model` for the ids of the model's own tokenizer, or send \
-                 texts (`check_embedding_ctx_length=False` in LangChain)",
-            )
-        }),
-        text => Ok(text),
-    }
+/// OpenAI clients such as LangChain send ids from its tokenizer, without declaring which tokenizer it is. `left` are the bytes
+/// that the request's texts may still have.
+fn text_of_ids(input: Input, left: &mut usize) -> Result<Input> {
+    let Input::Ids(ids) = input else {
+        return Ok(input);
+    };
+    let text = cl100k::decode(&ids, *left).map_err(|error| match error {
+        Error::Invalid { message } => Error::invalid(message).with_hint(
+            "set `token_encoding` to `model` for the ids of the model's own tokenizer, or send texts \
+             (`check_embedding_ctx_length=False` in LangChain)",
+        ),
+        other => other,
+    })?;
+    *left = left.saturating_sub(text.len());
+    Ok(Input::Text(text))
 }
 
 /// Jina clients may send objects with a `text` instead of texts.

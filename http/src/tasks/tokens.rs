@@ -10,7 +10,7 @@ use crate::{
     bodies::{
         inputs,
         rejection::ApiResult,
-        request::{JsonRequest, RequestBody},
+        request::{Context, JsonRequest, RequestBody},
     },
     fields,
 };
@@ -54,12 +54,15 @@ fn yes() -> bool {
     true
 }
 
+/// Tokens in a request or a response: each takes as much memory as several numbers.
+fn max_tokens(context: &Context) -> usize {
+    const VALUES_PER_TOKEN: usize = 8;
+    context.app.limits.values / VALUES_PER_TOKEN
+}
+
 pub async fn tokenize(
     JsonRequest(context, body): JsonRequest<TokenizeRequest>,
 ) -> ApiResult<Json<Vec<Vec<TextToken>>>> {
-    /// Response numbers that take as much memory as a token.
-    const VALUES_PER_TOKEN: usize = 8;
-    let max_tokens = context.app.limits.values / VALUES_PER_TOKEN;
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let model = context.model(body.model.as_deref()).await?;
     let parameters = TokenParameters {
@@ -73,7 +76,7 @@ pub async fn tokenize(
         src_lang: body.src_lang,
         tgt_lang: body.tgt_lang,
     };
-    let reader = model.token_reader(parameters)?.with_max_tokens(max_tokens);
+    let reader = model.token_reader(parameters)?.with_max_tokens(max_tokens(&context));
     Ok(Json(reader.run(texts, context.deadline).await?))
 }
 
@@ -98,6 +101,12 @@ pub async fn decode(
     JsonRequest(context, body): JsonRequest<DecodeRequest>,
 ) -> ApiResult<Json<Vec<String>>> {
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
+    let (found, max) = (lists.iter().map(Vec::len).sum::<usize>(), max_tokens(&context));
+    if found > max {
+        return Err(
+            Error::too_large(format!("expected at most {max} token ids, but found {found}")).into(),
+        );
+    }
     let tokenizer = Arc::clone(
         context
             .model(body.model.as_deref())

@@ -188,6 +188,9 @@ fn cases() -> Vec<Case> {
         ),
         one("/v1/embeddings", "input", list("[7]", LARGE)),
         one("/decode", "ids", list("[7]", LARGE)),
+        one("/decode", "ids", list("7", LARGE)),
+        // Each is 128 spaces.
+        one("/v1/embeddings", "input", list("58040", LARGE)),
         one("/tokenize", "inputs", list(r#""a""#, LARGE)),
         one("/vertex", "instances", list("{}", LARGE)),
         one("/api/embed", "input", list(r#""a""#, LARGE)),

@@ -45,8 +45,9 @@ impl Tokens {
 /// Decodes `cl100k_base` ids to text. Characters that are cut at either end are replaced.
 ///
 /// # Errors
-/// If an id is unknown or belongs to a special token.
-pub fn decode(ids: &[u32]) -> Result<String> {
+/// If an id is unknown or belongs to a special token, or the tokens have more than `max_bytes` bytes: some are twenty times
+/// as long as their ids.
+pub fn decode(ids: &[u32], max_bytes: usize) -> Result<String> {
     let tokens = TOKENS
         .as_ref()
         .ok_or_else(|| Error::model("cannot decompress the `cl100k_base` tokens"))?;
@@ -57,6 +58,11 @@ pub fn decode(ids: &[u32]) -> Result<String> {
                 "expected token ids of `cl100k_base` below {COUNT}, but found {id}"
             ))
         })?);
+        if bytes.len() > max_bytes {
+            return Err(Error::too_large(format!(
+                "expected token ids with at most {max_bytes} bytes of text, but found more"
+            )));
+        }
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -93,13 +99,28 @@ mod tests {
     fn ids_of_tiktoken_are_their_text() {
         // tiktoken 0.14.
         assert_eq!(
-            decode(&[
-                3923, 374, 5655, 6975, 30, 220, 57668, 53901, 11, 289, 9603, 509
-            ])
+            decode(
+                &[
+                    3923, 374, 5655, 6975, 30, 220, 57668, 53901, 11, 289, 9603, 509
+                ],
+                100
+            )
             .unwrap(),
             "What is deep learning? 你好, wörld"
         );
-        assert_eq!(decode(&[57668]).unwrap(), "你");
-        insta::assert_snapshot!(decode(&[3923, 100257]).unwrap_err(), @"expected token ids of `cl100k_base` below 100256, but found 100257");
+        assert_eq!(decode(&[57668], 3).unwrap(), "你");
+        insta::assert_snapshot!(decode(&[3923, 100257], 100).unwrap_err(), @"expected token ids of `cl100k_base` below 100256, but found 100257");
+    }
+
+    #[test]
+    fn long_texts_of_short_ids_are_refused_before_they_take_memory() {
+        // 128 spaces.
+        let ids = vec![58_040; 1_000_000];
+        let taken = allocation_counter::measure(|| {
+            insta::assert_snapshot!(decode(&ids, 100_000).unwrap_err(), @"expected token ids with at most 100000 bytes of text, but found more");
+        });
+        // The tokens themselves are decompressed once.
+        assert!(taken.bytes_max < 8 << 20, "{}", taken.bytes_max);
+        assert_eq!(decode(&ids[..2], 256).unwrap(), " ".repeat(256));
     }
 }
