@@ -9,7 +9,10 @@ use tokenizers::{
     TruncationStrategy, utils::truncation::truncate_encodings,
 };
 
-use super::{SpecialTokens, Tokenizer, cannot_tokenize};
+use super::{
+    SpecialTokens, Tokenizer, cannot_tokenize,
+    models::{fast_text::Kept, vocabulary::Vocabulary},
+};
 use kivu_base::error::{Error, Result};
 
 /// The text end that is cut off.
@@ -177,7 +180,18 @@ impl Tokenizer {
     /// Encodes a text, special tokens included, into at most `limit` tokens.
     pub fn encode(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
         let text = self.within_reach(text, limit, truncation)?;
-        Encoding::within(self.ids(text)?, &self.around, limit, truncation, "text")
+        let ids = match self.raw.get_model() {
+            Vocabulary::FastText(features) => {
+                let kept = match truncation.side() {
+                    Some(Side::Left) => Kept::Last,
+                    Some(Side::Right) | None => Kept::First,
+                };
+                // One more, so that the text is known to be longer.
+                features.ids_within(text, kept, limit.saturating_add(1))
+            }
+            _ => self.ids(text)?,
+        };
+        Encoding::within(ids, &self.around, limit, truncation, "text")
     }
 
     /// Encodes a text pair, special tokens included, into at most `limit` tokens. An empty second text

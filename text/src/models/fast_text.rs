@@ -1,7 +1,10 @@
 //! fastText's features: a text's words, their character n-grams and its word n-grams, as rows of a vector table. They equal
 //! the features of fastText's C++ library, in the same order.
 
-use std::{collections::HashMap, ops::Range};
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+};
 
 use serde::Deserialize;
 use tokenizers::Token;
@@ -35,6 +38,13 @@ struct File {
     max_length: u32,
     /// Maximum words per n-gram.
     max_words: u32,
+}
+
+/// The features of a long text that are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    First,
+    Last,
 }
 
 /// Finds features.
@@ -114,6 +124,20 @@ impl FastText {
         let mut ids = Vec::new();
         self.visit(text, |id, _| ids.push(id));
         ids
+    }
+
+    /// At most `max` of a text's features, which may be many times its bytes.
+    pub fn ids_within(&self, text: &str, kept: Kept, max: usize) -> Vec<u32> {
+        let mut ids = VecDeque::new();
+        self.visit(text, |id, _| match kept {
+            _ if ids.len() < max => ids.push_back(id),
+            Kept::First => {}
+            Kept::Last => {
+                ids.pop_front();
+                ids.push_back(id);
+            }
+        });
+        ids.into()
     }
 
     /// A text's features with the text that they stand for.
@@ -319,6 +343,22 @@ mod tests {
         // The end of a text, written out.
         assert_eq!(parts(&words, "cat </s> dog"), ["cat", "</s>", "cat </s>"]);
         assert_eq!(parts(&words, ""), [""]);
+    }
+
+    #[test]
+    fn long_texts_take_no_more_memory_than_their_features_within_the_limit() {
+        let own = model(&json!({"min_length": 1, "max_length": 16})).unwrap();
+        let text = "the cats sat on the mats ".repeat(40_000);
+        let all = own.ids(&text);
+        let taken = allocation_counter::measure(|| {
+            assert_eq!(own.ids_within(&text, Kept::First, 1000), all[..1000]);
+            assert_eq!(
+                own.ids_within(&text, Kept::Last, 1000),
+                all[all.len() - 1000..]
+            );
+        });
+        assert!(taken.bytes_max < 100_000, "{}", taken.bytes_max);
+        assert_eq!(own.ids_within("cat", Kept::First, 1000), own.ids("cat"));
     }
 
     #[test]
