@@ -250,13 +250,8 @@ impl Ranked {
             order,
             ..
         } = self;
-        let best = move |&index: &usize| {
-            (
-                index,
-                scores[index],
-                texts.get_mut(index).map(mem::take),
-            )
-        };
+        let best =
+            move |&index: &usize| (index, scores[index], texts.get_mut(index).map(mem::take));
         order.iter().map(best)
     }
 }

@@ -76,7 +76,9 @@ pub async fn tokenize(
         src_lang: body.src_lang,
         tgt_lang: body.tgt_lang,
     };
-    let reader = model.token_reader(parameters)?.with_max_tokens(max_tokens(&context));
+    let reader = model
+        .token_reader(parameters)?
+        .with_max_tokens(max_tokens(&context));
     Ok(Json(reader.run(texts, context.deadline).await?))
 }
 
@@ -101,11 +103,15 @@ pub async fn decode(
     JsonRequest(context, body): JsonRequest<DecodeRequest>,
 ) -> ApiResult<Json<Vec<String>>> {
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
-    let (found, max) = (lists.iter().map(Vec::len).sum::<usize>(), max_tokens(&context));
+    let (found, max) = (
+        lists.iter().map(Vec::len).sum::<usize>(),
+        max_tokens(&context),
+    );
     if found > max {
-        return Err(
-            Error::too_large(format!("expected at most {max} token ids, but found {found}")).into(),
-        );
+        return Err(Error::too_large(format!(
+            "expected at most {max} token ids, but found {found}"
+        ))
+        .into());
     }
     let tokenizer = Arc::clone(
         context

@@ -327,7 +327,10 @@ pub async fn infer(
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
     let mut request = context.deadline.run_sized(size, parse).await?;
     if let Some(prompt) = context.models.named_prompt(Some(&path.model)) {
-        let found = request.parameters.entry("prompt_name").or_insert_with(Default::default);
+        let found = request
+            .parameters
+            .entry("prompt_name")
+            .or_insert_with(Default::default);
         if found.is_null() {
             *found = prompt.into();
         }
