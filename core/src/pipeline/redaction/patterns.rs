@@ -1,6 +1,7 @@
 //! Personal data and secrets with a written form: found by an expression and, where there are check digits, by those.
 
 use std::{
+    borrow::Cow,
     ops::Range,
     sync::{LazyLock, OnceLock},
 };
@@ -153,16 +154,71 @@ impl Patterns {
     /// All matches, also of patterns that overlap: the longest first, and the first in the table among equals.
     pub fn matches(&self, text: &str) -> Vec<Match> {
         let mut found: Vec<Match> = Vec::new();
+        let plain = Plain::of(text);
         for place in &self.0 {
             let pattern = &PATTERNS[*place];
             // All expressions are compiled in a test.
             let compiled = COMPILED[*place].get_or_init(|| Regex::new(pattern.expression).ok());
             if let Some(expression) = compiled {
-                pattern.find_all(expression, text, &mut found);
+                pattern.find_all(expression, &plain.text, &mut found);
             }
+        }
+        for Match { range, .. } in &mut found {
+            *range = plain.original(range.start)..plain.original(range.end);
         }
         found.sort_by_key(|found| std::cmp::Reverse(found.range.len()));
         found
+    }
+}
+
+/// A text in which the separators and digits that word processors and East Asian keyboards write are those of ASCII.
+struct Plain<'a> {
+    text: Cow<'a, str>,
+    /// Where each replaced character ends: here, and in the original.
+    ends: Vec<(usize, usize)>,
+}
+
+impl<'a> Plain<'a> {
+    fn of(text: &'a str) -> Self {
+        let mut ends = Vec::new();
+        if !text.chars().any(|c| ascii(c).is_some()) {
+            let text = Cow::Borrowed(text);
+            return Self { text, ends };
+        }
+        let mut plain = String::with_capacity(text.len());
+        for (start, c) in text.char_indices() {
+            let replaced = ascii(c);
+            plain.push(replaced.unwrap_or(c));
+            if replaced.is_some() {
+                ends.push((plain.len(), start + c.len_utf8()));
+            }
+        }
+        Self {
+            text: plain.into(),
+            ends,
+        }
+    }
+
+    /// A place in the original.
+    fn original(&self, place: usize) -> usize {
+        let after = self.ends.partition_point(|(end, _)| *end <= place);
+        match self.ends[..after].last() {
+            Some((end, original)) => original + (place - end),
+            None => place,
+        }
+    }
+}
+
+/// The character in ASCII for a space that does not break or has another width, a hyphen, or a wide letter or digit. Dashes
+/// stay: they stand between numbers.
+fn ascii(character: char) -> Option<char> {
+    match character {
+        '\u{a0}' | '\u{2000}'..='\u{200a}' | '\u{202f}' | '\u{205f}' | '\u{3000}' => Some(' '),
+        '\u{2010}' | '\u{2011}' => Some('-'),
+        '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ' | '＋' | '－' | '．' | '＠' => {
+            char::from_u32(u32::from(character) - 0xfee0)
+        }
+        _ => None,
     }
 }
 

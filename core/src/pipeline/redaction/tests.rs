@@ -124,6 +124,38 @@ fn numbers_with_check_digits_are_found_and_wrong_ones_are_not() {
     }
 }
 
+/// Web pages and word processors write spaces and hyphens that do not break, East Asian keyboards wide digits.
+#[test]
+fn separators_and_digits_beyond_ascii_are_read() {
+    for (name, text) in [
+        (
+            "IBAN_CODE",
+            "DE89\u{a0}3704\u{a0}0440\u{a0}0532\u{a0}0130\u{a0}00",
+        ),
+        ("IBAN_CODE", "ＤＥ８９ 3704 0440 0532 0130 00"),
+        ("CREDIT_CARD", "4111\u{2011}1111\u{2011}1111\u{2011}1111"),
+        ("CREDIT_CARD", "４１１１　１１１１　１１１１　１１１１"),
+        (
+            "PHONE_NUMBER",
+            "+33\u{202f}6\u{202f}12\u{202f}34\u{202f}56\u{202f}78",
+        ),
+        ("US_SSN", "123\u{2011}45\u{2011}6789"),
+        ("DATE_TIME", "3\u{a0}May 2024"),
+        ("EMAIL_ADDRESS", "anna＠example.com"),
+    ] {
+        let longer = format!("\u{a0}é：{text}\u{a0}—\u{a0}{text}。");
+        assert_eq!(found(&[name], &longer), [text, text], "{name}");
+    }
+    // Dashes separate.
+    assert_eq!(
+        found(
+            &["DATE_TIME", "EMAIL_ADDRESS"],
+            "2024-05-01–2024-05-03, me—anna@example.com"
+        ),
+        ["anna@example.com", "2024-05-01", "2024-05-03"]
+    );
+}
+
 /// Published examples, each with its place.
 #[test]
 fn published_examples_are_found() {
