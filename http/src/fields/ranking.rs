@@ -3,6 +3,9 @@
 use super::{NONE, refused};
 use kivu::json::{Fields, Known};
 
+/// A query and texts, in TEI's form.
+pub const TEXTS: Known = &[&super::tei::RERANK, &super::tei::KIVU_RERANK];
+
 /// A query and documents.
 pub const DOCUMENTS: Known = &[
     &COHERE_V2, &COHERE_V1, &JINA, &VOYAGE, &VLLM, &INFINITY, &LLAMA_CPP, &KIVU,

@@ -88,7 +88,7 @@ pub static RERANK: Fields = Fields {
 };
 
 pub static KIVU_RERANK: Fields = Fields {
-    read: &["instruction", "model", "prompt"],
+    read: &["instruction", "model", "prompt", "top_n"],
     ..NONE
 };
 

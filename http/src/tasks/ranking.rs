@@ -80,6 +80,9 @@ pub struct RerankRequest {
     model: Option<String>,
     /// Whether the response has the texts; false by default.
     return_text: Option<bool>,
+    /// Number of texts to return; all by default.
+    #[schemars(range(min = 1))]
+    top_n: Option<usize>,
     #[serde(flatten, deserialize_with = "flattened")]
     parameters: RankingParameters,
 }
@@ -105,12 +108,37 @@ pub async fn rerank(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiR
         )
         .with_hint("leave one of them out")
         .into()),
-        (false, true) => documents_with(&context, from_known(body, fields::ranking::RERANK)?).await,
-        (_, false) => {
+        (false, true) => {
+            refuse_others(&body, DOCUMENTS, TEXTS)?;
+            documents_with(&context, from_known(body, fields::ranking::RERANK)?).await
+        }
+        (has_texts, false) => {
+            if has_texts {
+                refuse_others(&body, TEXTS, DOCUMENTS)?;
+            }
             let body: RerankRequest = from_known(body, fields::ranking::RERANK)?;
             let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
             rerank_with(&context, &pipeline, body).await
         }
+    }
+}
+
+/// A form of `/rerank`: the field that it has in place of the other form's, and all fields.
+type Form = (&'static str, Known);
+const TEXTS: Form = ("texts", fields::ranking::TEXTS);
+const DOCUMENTS: Form = ("documents", fields::ranking::DOCUMENTS);
+
+/// Refuses fields that only the other form reads.
+fn refuse_others(body: &Value, (form, known): Form, (other, others): Form) -> Result<()> {
+    let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    let is_read = |name: &str| known.iter().any(|fields| fields.read.contains(&name));
+    let mut others = others.iter().flat_map(|fields| fields.read);
+    match others.find(|name| has(name) && !is_read(name)) {
+        Some(name) => Err(Error::invalid(format!(
+            "expected `{name}` only beside `{other}`, but found it beside `{form}`"
+        ))
+        .in_field(name)),
+        None => Ok(()),
     }
 }
 
@@ -127,12 +155,14 @@ pub async fn rerank_with(
 ) -> ApiResult {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
+    inputs::above_zero("top_n", body.top_n)?;
     let candidates = Candidates {
         query,
         texts,
         are_returned: body.return_text.unwrap_or(false),
     };
-    let ranked = rank(context, pipeline, candidates, body.parameters).await?;
+    let mut ranked = rank(context, pipeline, candidates, body.parameters).await?;
+    ranked.order.truncate(body.top_n.unwrap_or(usize::MAX));
     let ranks = ranked.order.iter().map(|&index| Rank {
         index,
         score: ranked.scores[index],

@@ -505,6 +505,26 @@ async fn rerank_takes_texts_or_documents() {
     let texts = json!({ "query": "cat", "texts": ["dog", "cat"], "documents": null });
     let (_, ranks) = ask(&app, "/rerank", &texts).await;
     assert_eq!(ranks[0]["index"], expected.1["results"][0]["index"]);
+    let top = json!({ "query": "cat", "texts": ["dog", "cat"], "top_n": 1 });
+    let best = vec![ranks[0].clone()];
+    assert_eq!(ask(&app, "/rerank", &top).await.1, json!(best));
+    let mut of_others = Vec::new();
+    for (form, field, value) in [
+        ("texts", "use_activation", json!(false)),
+        ("texts", "top_k", json!(1)),
+        ("documents", "truncation_direction", json!("Left")),
+        ("documents", "return_text", json!(true)),
+    ] {
+        let body = json!({ "query": "cat", form: ["dog"], field: value });
+        let (status, error) = ask(&app, "/rerank", &body).await;
+        of_others.push(format!("{status} {}", error["error"]));
+    }
+    insta::assert_snapshot!(of_others.join("\n"), @r#"
+    422 Unprocessable Entity "expected `use_activation` only beside `documents`, but found it beside `texts`"
+    422 Unprocessable Entity "expected `top_k` only beside `documents`, but found it beside `texts`"
+    422 Unprocessable Entity "expected `truncation_direction` only beside `texts`, but found it beside `documents`"
+    422 Unprocessable Entity "expected `return_text` only beside `texts`, but found it beside `documents`"
+    "#);
     let both = json!({ "query": "cat", "texts": ["dog"], "documents": ["dog"] });
     let (_, error) = ask(&app, "/rerank", &both).await;
     insta::assert_snapshot!(error["error"], @r#""expected either `texts` or `documents`, but found both; leave one of them out""#);
