@@ -205,14 +205,12 @@ impl LanguageRequest {
 
 /// Translate texts: Kivu's own request, or LibreTranslate's with `q`
 pub async fn translate(FormOrJson(context, body): FormOrJson) -> ApiResult {
-    let (form, others) = match body.get("q") {
-        Some(_) => ("q", ["inputs", "src_lang", "tgt_lang"]),
-        None => ("inputs", ["source", "target", "alternatives"]),
+    let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    let (form, others) = match has("q") || body.get("q").is_some() && !has("inputs") {
+        true => ("q", ["inputs", "src_lang", "tgt_lang"]),
+        false => ("inputs", ["source", "target", "alternatives"]),
     };
-    if let Some(other) = others
-        .into_iter()
-        .find(|name| body.get(name).is_some_and(|value| !value.is_null()))
-    {
+    if let Some(other) = others.into_iter().find(|name| has(name)) {
         return Err(Error::invalid(format!(
             "`{other}` and `{form}` belong to different forms of the request, but found both"
         ))
@@ -290,12 +288,15 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> ApiR
             json!(OneOrMany::<DetectedLanguage>::new(languages, is_single));
     }
     if count > 0 {
+        // Beams with other tokens may have the same text.
         answer["alternatives"] = of_rank(|ranks| {
-            ranks
-                .into_iter()
-                .skip(1)
-                .map(|other| Value::from(other.text))
-                .collect()
+            let mut texts: Vec<String> = Vec::new();
+            for other in ranks {
+                if !texts.contains(&other.text) {
+                    texts.push(other.text);
+                }
+            }
+            texts.into_iter().skip(1).collect()
         });
     }
     Ok(with_usage(context, &answer, &found.usage))

@@ -1,6 +1,6 @@
 //! All translation routes, with valid and invalid requests, on a scripted model that repeats its source.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -686,6 +686,15 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
         ),
         (&cat, 1)
     );
+    let many = json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 9 });
+    let (_, answer) = ask("/translate", &many).await;
+    let texts = answer["alternatives"].as_array().unwrap();
+    let different: HashSet<_> = texts.iter().chain([&cat]).collect();
+    assert_eq!(different.len(), 1 + texts.len());
+    let null =
+        json!({ "inputs": "cat", "src_lang": "en", "tgt_lang": "fr", "q": null, "source": null });
+    let (_, answer) = ask("/translate", &null).await;
+    assert_eq!(answer["translations"][0]["text"], cat);
     let deepl = json!({ "text": ["cat", "dog"], "source_lang": "EN", "target_lang": "FR", "split_sentences": "0" });
     let (_, answer) = ask("/v2/translate", &deepl).await;
     let translation =
