@@ -67,7 +67,16 @@ pub static FEATURES_BODY: Fields = Fields {
 pub static CLASSIFICATION_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
-    inner: &[("parameters", &[&CLASSIFICATION_PARAMETERS, &tei::COMMON])],
+    inner: &[
+        ("inputs", &[&TEXT_AND_PAIR]),
+        ("parameters", &[&CLASSIFICATION_PARAMETERS, &tei::COMMON]),
+    ],
+    ..NONE
+};
+
+/// A text in an object.
+static TEXT_AND_PAIR: Fields = Fields {
+    read: &["text", "text_pair"],
     ..NONE
 };
 

@@ -328,10 +328,9 @@ mod tests {
         ("LabelsRequest", {"labels"})
         ("PredictRequest", {"labels"})
         "#);
-        const RERANK: Known = &[&tei::RERANK, &tei::KIVU_RERANK];
         const SIMILARITY: Known = &[&tei::SIMILARITY_FIELDS];
         let found = [
-            ("rerank", differences::<RerankRequest>(RERANK)),
+            ("rerank", differences::<RerankRequest>(ranking::TEXTS)),
             ("similarity", differences::<SimilarityRequest>(SIMILARITY)),
             ("titan", differences::<TitanRequest>(others::TITAN)),
             (
@@ -596,6 +595,14 @@ mod tests {
             ),
             (
                 "/models/classification",
+                json!({ "inputs": { "text": "cat", "text_par": "dog" } }),
+            ),
+            (
+                "/models/classification",
+                json!({ "inputs": [{ "text": "cat", "textPair": "dog" }] }),
+            ),
+            (
+                "/models/classification",
                 json!({ "parameters": { "return_all_scores": false } }),
             ),
             (
@@ -667,6 +674,8 @@ mod tests {
         /classify: 422 `add_special_tokens: false` is not supported: leave it out
         /api/embed: 422 `options.num_ctxx` is no field of this API; use `num_ctx`
         /models/classification: 422 `parameters.topk` is no field of this API; use `top_k`
+        /models/classification: 422 `inputs.text_par` is no field of this API; use `text_pair`
+        /models/classification: 422 `inputs[0].textPair` is no field of this API; use `text_pair`
         /models/classification: 422 `parameters.return_all_scores: false` is not supported: send `top_k` 1 for the best label
         /models/token-classification: 422 `parameters.grouped_entities: false` is not supported: send an `aggregation_strategy`
         /models/embedding: 422 `parameters.dimension` is no field of this API; use `dimensions`
