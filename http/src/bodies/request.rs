@@ -177,7 +177,9 @@ impl FromRequest<Arc<App>> for FormOrJson {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        if essence(request.headers()) != "application/x-www-form-urlencoded" {
+        const FORM: &str = "application/x-www-form-urlencoded";
+        let request = require_json_or(&[FORM], request)?;
+        if essence(request.headers()) != FORM {
             let JsonRequest(context, Tree(body)) = JsonRequest::from_request(request, app).await?;
             return Ok(Self(context, body));
         }

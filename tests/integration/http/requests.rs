@@ -398,6 +398,21 @@ async fn ollamas_routes_take_other_content_types_but_not_from_pages_of_other_sit
     }
     let (status, _) = send("/api/embed", "model=tiny&input=cat", &[form]).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
+    for path in ["/translate", "/v2/translate", "/detect"] {
+        let (status, _) = send(path, "text=cat&q=cat", &[form]).await;
+        assert_ne!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
+        for other in [
+            ("origin", "https://evil.example"),
+            ("sec-fetch-site", "cross-site"),
+        ] {
+            let (status, _) = send(path, "text=cat&q=cat", &[form, other]).await;
+            assert_eq!(
+                status,
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "{path} {other:?}"
+            );
+        }
+    }
     let (status, _) = send("/embed", r#"{"inputs": "cat"}"#, &[form]).await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
 }
