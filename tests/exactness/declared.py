@@ -14,12 +14,15 @@ from pathlib import Path
 import sentence_transformers.sentence_transformer.modules as modules
 import tokenizers
 import transformers
+from kinds import JINA_V5
 from transformers import (
     CONFIG_MAPPING, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, configuration_utils, modeling_rope_utils,
 )
 
 # Families in code of their own, with the config of another.
 LIKE = {"bidirectional_pplx_qwen3": "qwen3"}
+# Code of all families that reads their configs.
+SHARED = ("transformers.masking_utils", "transformers.modeling_layers")
 OWN = ("transformers", "sentence_transformers", "gliclass", "gliner", "gliner2")
 
 
@@ -123,7 +126,8 @@ def gliner_keys():
 @functools.cache
 def config_keys(model_type):
     kind = config_class(model_type)
-    code = [module for name, module in sys.modules.items() if name.startswith(kind.__module__.rpartition(".")[0] + ".modeling")]
+    prefixes = (kind.__module__.rpartition(".")[0] + ".modeling", *SHARED)
+    code = [module for name, module in sys.modules.items() if name.startswith(prefixes)]
     found = keys(kind, ("config",), tuple(code))
     found.update({name: None for name in kind.attribute_map})
     found.update({name: plain(value) for name, value in kind().to_dict().items()})
@@ -192,6 +196,7 @@ def declared(folder):
     folder = Path(folder)
     config_file = folder / "config.json"
     model_type = json.loads(config_file.read_text()).get("model_type") if config_file.is_file() else None
+    model_type = JINA_V5[folder.name].lower() if folder.name in JINA_V5 else model_type
     is_known = config_class(model_type) is not None
     try:
         tokenizer = type(AutoTokenizer.from_pretrained(folder))

@@ -44,9 +44,9 @@ class Comparison:
         self.scratch = scratch
 
     def folder(self, source, files):
-        """A copy of a fixture with changed files."""
-        folder = self.scratch / "model"
-        shutil.rmtree(folder, ignore_errors=True)
+        """A copy of a fixture with changed files, called as its repository: templates belong to such names."""
+        folder = self.scratch / "model" / source.name.removeprefix("tiny-")
+        shutil.rmtree(folder.parent, ignore_errors=True)
         shutil.copytree(source, folder)
         for name, content in files.items():
             (folder / name).unlink()

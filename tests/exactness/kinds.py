@@ -25,6 +25,10 @@ SHORT = [text for text in TEXTS if text != LONG]
 LOCAL = ["tiny-privacy-filter", "tiny-ultrabert-ner"]
 LABELS = ["travel", "city life", "e-mail address"]
 THRESHOLD = 0.3
+# Models on others' classes, with code of their own.
+JINA_V5 = {"tiny-jina-v5-nano": "EuroBert", "tiny-jina-v5-small": "Qwen3"}
+# Generators that rank by two tokens' logits.
+BY_LOGITS = ["tiny-mxbai-rerank-base-v2", "tiny-bge-reranker-v2-gemma", "tiny-qwen3-rank"]
 SOURCES = ["The cat sits on the mat.", "Where is the nearest train station, and when does the next train leave?", "x² [MASK] ½ 猫"]
 
 # The options of generation in requests; without any, the model's settings decide.
@@ -67,7 +71,7 @@ def kind_of(folder):
         return None
     if (folder / "artifact.metadata").is_file() or "MultiVectorMask" in modules:
         return "multi-vector"
-    if "LogitScore" in modules:
+    if "LogitScore" in modules or folder.name in BY_LOGITS:
         return "ranker"
     if modules:
         return "embedder"

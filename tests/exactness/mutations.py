@@ -45,7 +45,7 @@ def other_value(value, chosen, pool):
     if isinstance(value, dict):
         smaller = {key: inner for key, inner in value.items() if key != chosen.choice([*value, None])}
         return chosen.choice([{}, smaller, None])
-    return chosen.choice([True, False, True, False, *NUMBERS, *STRINGS, [], {}, [0], ["a"], {"a": 1}])
+    return chosen.choice([True, False, True, False, None, *NUMBERS, *STRINGS, [], {}, [0], ["a"], {"a": 1}])
 
 
 def places(value, path=()):

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import own_code
 import torch
 import transformers
-from kinds import LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, tagged, task_of
+from kinds import JINA_V5, LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, tagged, task_of
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from transformers import (
     AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoProcessor, AutoTokenizer,
@@ -30,7 +31,10 @@ def embedder(folder, name):
         from sentence_transformers.base.modules import transformer
 
         transformer.AutoProcessor = AutoTokenizer if name in TOWERS else AutoProcessor
-    model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32, **with_code(folder)).float()
+    if name in JINA_V5:
+        model = own_code.jina_v5(folder, name)
+    else:
+        model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32, **with_code(folder)).float()
     rows = lambda vectors: [[float(value) for value in vector] for vector in vectors]
     unit = lambda vectors: [normalized(vector) for vector in rows(vectors)]
     one_by_one = {"batch_size": 1, "show_progress_bar": False}
@@ -102,6 +106,9 @@ def classifier(folder, name):
 
 
 def ranker(folder, name):
+    if name in own_code.RANKERS:
+        model = own_code.RANKERS[name](folder)
+        return {f"pair {place}": [model.score(query, text), model.score(query, query)] for place, (query, text) in enumerate(PAIRS)}
     model = CrossEncoder(folder, device="cpu", model_kwargs=FLOAT32)
     scores = {}
     for place, (query, text) in enumerate(PAIRS):
