@@ -199,7 +199,8 @@ def declared(folder):
     model_type = JINA_V5[folder.name].lower() if folder.name in JINA_V5 else model_type
     is_known = config_class(model_type) is not None
     try:
-        tokenizer = type(AutoTokenizer.from_pretrained(folder))
+        # Without a value, it would ask for one, and read the next request.
+        tokenizer = type(AutoTokenizer.from_pretrained(folder, trust_remote_code=any(folder.glob("*.py"))))
     except Exception:  # reported by the first run of the model
         tokenizer = PreTrainedTokenizerBase
     return {

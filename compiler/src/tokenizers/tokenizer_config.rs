@@ -515,6 +515,14 @@ pub fn unknown_token(folder: &ModelFolder) -> Result<Option<String>> {
         .find_map(|(key, token)| (key == UNKNOWN).then(|| token.to_owned())))
 }
 
+/// Whether the files in `folder` name `token`, and no other, as the special token of `key`.
+pub fn names_special_token(folder: &ModelFolder, key: &str, token: &str) -> Result<bool> {
+    let files = token_files(folder, &ConfigFile::open_or_empty(folder, NAME)?)?;
+    let values = files.iter().filter_map(|file| file.fields().get(key));
+    let tokens: Vec<Option<&str>> = values.map(content).collect();
+    Ok(!tokens.is_empty() && tokens.iter().all(|found| *found == Some(token)))
+}
+
 /// Special tokens of a class that settings do not name, with their keys.
 fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
     const KEYS: [&str; 5] = ["cls_token", "sep_token", UNKNOWN, "pad_token", "mask_token"];

@@ -10,6 +10,7 @@ use crate::{
     model_types::Family,
     plan::{Plan, model_card::pipeline_tag},
     sentence_transformers::{default_prompt, logit_score, max_tokens, modules::Modules},
+    tokenizers::tokenizer_config::names_special_token,
 };
 use kivu::{
     error::{Error, Result},
@@ -192,6 +193,16 @@ fn tokens(
             "expected `{word}` to be a single token, but found several"
         ))),
     };
+    if let Some(begin) = known.begin {
+        token(begin)?;
+        let names = |key| names_special_token(&plan.transformer()?, key, begin);
+        if !names("bos_token")? || names("pad_token")? {
+            return Err(Error::model(format!(
+                "expected `{begin}` as `bos_token`, and another `pad_token`, for the template `{}`, but found others",
+                known.name
+            )));
+        }
+    }
     let (better, other) = known.tokens;
     Ok(Some((known, token(better)?, other.map(token).transpose()?)))
 }

@@ -25,6 +25,8 @@ pub struct KnownTemplate {
     repositories: &'static [&'static str],
     /// The token whose logit is the score, and one whose logit is subtracted.
     pub tokens: (&'static str, Option<&'static str>),
+    /// The token before all others, which the authors' code leaves out unless it is the tokenizer's first and not its padding.
+    pub begin: Option<&'static str>,
     template: fn() -> PairTemplate,
 }
 
@@ -33,6 +35,7 @@ pub static QWEN3_RERANKER: KnownTemplate = KnownTemplate {
     model_type: "qwen3",
     repositories: &["Qwen3-Reranker-"],
     tokens: ("yes", Some("no")),
+    begin: None,
     template: || PairTemplate {
         prefix: format!(
             "<|im_start|>system\n{JUDGE}. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
@@ -53,6 +56,7 @@ static MXBAI_RERANK_V2: KnownTemplate = KnownTemplate {
     model_type: "qwen2",
     repositories: &["mxbai-rerank-base-v2", "mxbai-rerank-large-v2"],
     tokens: ("1", Some("0")),
+    begin: None,
     template: || {
         PairTemplate {
         prefix: "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n\
@@ -72,15 +76,19 @@ static MXBAI_RERANK_V2: KnownTemplate = KnownTemplate {
     },
 };
 
+/// Gemma's first token.
+const BEGIN: &str = "<bos>";
+
 /// As in the package FlagEmbedding.
 static BGE_RERANKER_V2_GEMMA: KnownTemplate = KnownTemplate {
     name: "bge-reranker-v2-gemma",
     model_type: "gemma",
     repositories: &["bge-reranker-v2-gemma"],
     tokens: ("Yes", None),
+    begin: Some(BEGIN),
     template: || {
         PairTemplate {
-        prefix: "<bos>".to_owned(),
+        prefix: BEGIN.to_owned(),
         first: "A: ".to_owned(),
         second: "B: ".to_owned(),
         suffix: "Given a query A and a passage B, determine whether the passage contains an answer to the query by \

@@ -2,7 +2,7 @@
 
 use super::{
     bert::BERT,
-    fields::{activation, epsilon, expect},
+    fields::{epsilon, expect},
 };
 use crate::{
     encoder::{
@@ -72,10 +72,12 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     let feed_forward = FeedForward {
         width: config.require_size("intermediate_size")?,
-        activation: match config.value("hidden_act") {
-            None => Activation::Relu,
-            Some(_) => activation(config, &["hidden_act"])?,
-        },
+        activation: Activation::named(
+            config
+                .get::<String>("hidden_act")?
+                .as_deref()
+                .unwrap_or("relu"),
+        )?,
         gate: Gate::None,
     };
     let is_activated = config.is_set_or("classifier_activation", true)?;

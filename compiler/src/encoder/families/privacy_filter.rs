@@ -28,7 +28,7 @@ const DEFAULTS: Defaults = Defaults {
 /// Far above published models'.
 const MAX_EXPERTS: usize = 1024;
 
-/// The labels if the file has none: each with `B-`, `I-`, `E-` and `S-`, after `O`.
+/// The labels if the file has none, or only their number: each with `B-`, `I-`, `E-` and `S-`, after `O`.
 const CATEGORIES: [&str; 8] = [
     "account_number",
     "private_address",
@@ -66,14 +66,15 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         gate: Gate::First,
     };
     let mut shared = EncoderConfig::new(config, &decoders::NAMES, heads, feed_forward)?;
+    let tagged = |category| ["B", "I", "E", "S"].map(|tag| format!("{tag}-{category}"));
+    let labels = CATEGORIES.into_iter().flat_map(tagged);
+    let labels: Vec<String> = std::iter::once("O".to_owned()).chain(labels).collect();
+    let count: Option<usize> = config.get("num_labels")?;
     if let Some(head) = &mut shared.head
-        && ["id2label", "num_labels"]
-            .iter()
-            .all(|field| config.value(field).is_none_or(Value::is_null))
+        && config.value("id2label").is_none_or(Value::is_null)
+        && count.is_none_or(|count| count == labels.len())
     {
-        let tagged = |category| ["B", "I", "E", "S"].map(|tag| format!("{tag}-{category}"));
-        let labels = CATEGORIES.into_iter().flat_map(tagged);
-        head.labels = std::iter::once("O".to_owned()).chain(labels).collect();
+        head.labels = labels;
     }
     let bias = config.is_set_or("attention_bias", true)?;
     let window = config.get_size("sliding_window")?.unwrap_or(128);
@@ -203,6 +204,12 @@ mod tests {
             (found.context(), found.head.unwrap().labels.len()),
             (Some(1024), 33)
         );
+        let labels = |count: usize| {
+            let head = read_with(&json!({ "num_labels": count })).unwrap().head;
+            head.unwrap().labels
+        };
+        assert_eq!(labels(33)[1], "B-account_number");
+        assert_eq!(labels(3), ["LABEL_0", "LABEL_1", "LABEL_2"]);
         let rotary = |fields| read_with(&fields).unwrap().spans.remove(0).rotary.unwrap();
         let plain = rotary(json!({"rope_parameters": {}}));
         assert_eq!(

@@ -135,6 +135,27 @@ async fn pairs_beyond_the_limit_are_refused() {
     ");
 }
 
+/// FlagEmbedding's code begins with the tokenizer's first token, unless it is the one for padding.
+#[test]
+fn tokenizers_with_another_first_token_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    for (from, to) in [
+        ("\"bos_token\": \"<bos>\"", "\"bos_token\": \"<eos>\""),
+        ("\"bos_token\": \"<bos>\"", "\"bos_token\": null"),
+        ("\"pad_token\": \"<pad>\"", "\"pad_token\": \"<bos>\""),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = published(GEMMA, folder.path());
+        edit(&source.join("tokenizer_config.json"), from, to);
+        let request = request(source, folder.path().join("out"), Some(Precision::Fp32));
+        let refusal = build_request(&request, runtime).unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "expected `<bos>` as `bos_token`, and another `pad_token`, for the template `bge-reranker-v2-gemma`, but found others"
+        );
+    }
+}
+
 /// The recipe or the model card says what the folder's name does not.
 #[tokio::test]
 async fn recipes_and_model_cards_name_a_template() {
