@@ -72,9 +72,12 @@ def jina_v5(folder, name):
 
 
 class PairRanker:
-    """A ranker that reads a pair as the tokens of one text."""
+    """A ranker that reads a pair as the tokens of one text, for models that name its class or none."""
 
     def __init__(self, folder, kind=AutoModelForCausalLM):
+        [name, *_] = read(Path(folder, "config.json")).get("architectures") or [kind.__name__]
+        if not name.endswith(kind.__name__.removeprefix("AutoModel")):
+            raise ValueError(f"code for another class than {name}")
         self.words = AutoTokenizer.from_pretrained(folder)
         self.model = kind.from_pretrained(folder, **FLOAT32).eval()
         self.limit = min(self.words.model_max_length, self.model.config.max_position_embeddings)

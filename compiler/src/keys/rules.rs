@@ -25,6 +25,8 @@ struct Set {
     any: Keys,
     only: BTreeMap<String, Vec<Value>>,
     same: BTreeMap<String, String>,
+    not_null: Keys,
+    required: Keys,
     nested: BTreeMap<String, String>,
 }
 
@@ -115,6 +117,11 @@ impl Rules {
     /// Whether a key is read.
     pub fn reads(&self, key: &str) -> bool {
         self.0.iter().any(|set| set.read.0.contains(key))
+    }
+
+    /// Whether a key must not be null.
+    fn refuses_null(&self, key: &str) -> bool {
+        self.0.iter().any(|set| set.not_null.0.contains(key))
     }
 
     /// Rules for a key's own keys, if it is an object.
@@ -244,8 +251,21 @@ fn check_fields(
     rules: &Rules,
     allowed: &mut Allowed<'_>,
 ) -> Result<()> {
-    for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-        if let Some(rules) = rules.nested(key)? {
+    let required = rules.0.iter().flat_map(|set| &set.required.0);
+    for key in required {
+        if fields.get(key).is_none_or(Value::is_null) {
+            return Err(Error::model(format!(
+                "expected `{key}` in `{file}`, but found none"
+            )));
+        }
+    }
+    for (key, value) in fields {
+        if value.is_null() {
+            if rules.refuses_null(key) {
+                let expected = format!("a value for `{key}`, or no such key,");
+                allowed.pass(file, key, value, &expected)?;
+            }
+        } else if let Some(rules) = rules.nested(key)? {
             check_nested(&format!("{file}: {key}"), value, &rules, allowed)?;
         } else if !asked.contains(key)
             && !rules.reads(key)
@@ -342,6 +362,7 @@ mod tests {
             json!({"sentence_transformers": {"asked": 1}}),
             json!({"sentence_transformers": [{"version": "1"}, {"beta": 1}]}),
             json!({"unknown": "a".repeat(100)}),
+            json!({"token_classification_bias": null}),
         ];
         let refusals = refusals.map(|fields| check(&fields, &[]).unwrap_err().to_string());
         let refusals =
@@ -355,7 +376,17 @@ mod tests {
         expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `asked` 1
         expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `beta` 1
         expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `unknown` "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…
+        expected a value for `token_classification_bias`, or no such key, in `config.json`, but found `token_classification_bias` null
         "#);
+        let refusal = check_set("tokenizer.file", &json!({"decoder": {"type": null}}), &[]);
+        let refusal = refusal.unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "expected `type` in `config.json: decoder`, but found none"
+        );
+        let (decoder, null) = ("encoder.llama", json!({"is_causal": null}));
+        check_set(decoder, &null, &[]).unwrap_err();
+        check_set(decoder, &null, &["is_causal"]).unwrap();
     }
 
     #[test]

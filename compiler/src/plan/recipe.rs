@@ -11,7 +11,14 @@ use super::progress::Progress;
 use crate::{files::io as files, library::pip};
 use kivu::{
     error::{Error, Result},
-    pipeline::{Task, embedding::EmbeddingSettings, seq2seq::LanguagePair},
+    pipeline::{
+        Task,
+        embedding::{
+            EmbeddingSettings,
+            roles::{self, TextRole},
+        },
+        seq2seq::LanguagePair,
+    },
     repository::manifest::{Precision, TensorNames},
 };
 
@@ -67,12 +74,21 @@ pub struct Prompts {
 }
 
 impl Prompts {
-    /// Adds the prompts to the model's own.
+    /// Adds the prompts to the model's own. The default is not for texts in a role, as in sentence-transformers.
     pub fn apply(&self, settings: &mut EmbeddingSettings) -> Result<()> {
         settings.prompts.extend(self.named.clone());
         if let Some(name) = &self.default {
             settings.default_prompt = Some(name.clone());
             settings.prompt(None)?;
+        }
+        let text_roles = [TextRole::Query, TextRole::Document].map(TextRole::name);
+        for role in text_roles
+            .into_iter()
+            .filter(|_| settings.default_prompt.is_some())
+        {
+            if let Ok(None) = roles::prompt(&settings.prompts, role) {
+                settings.prompts.insert(role.to_owned(), String::new());
+            }
         }
         Ok(())
     }
@@ -198,5 +214,28 @@ impl Recipe {
                 recipe.display()
             ))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_prompts_are_for_texts_without_a_role() {
+        let text = "max_tokens = 8\noutput = \"rows\"\npooling = \"cls\"\nnormalize = true\ndimensions = 8\n";
+        let mut settings: EmbeddingSettings = toml::from_str(text).unwrap();
+        let prompts: Prompts =
+            toml::from_str("default = \"passage\"\npassage = \"p: \"\n").unwrap();
+        prompts.apply(&mut settings).unwrap();
+        let prompt = |role| {
+            settings
+                .prompt(settings.prompt_name(role).unwrap())
+                .unwrap()
+        };
+        assert_eq!(
+            (prompt("query"), prompt("document"), prompt("clustering")),
+            (Some(""), Some("p: "), Some("p: "))
+        );
     }
 }

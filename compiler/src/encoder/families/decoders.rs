@@ -123,7 +123,8 @@ pub fn spans(config: &ConfigFile, defaults: &Defaults, window: Option<usize>) ->
 
 /// The same with these rotary positions.
 pub fn spans_of(config: &ConfigFile, rotary: &Rotary, window: Option<usize>) -> Result<[Span; 2]> {
-    let windows = match is_causal(config)? {
+    // As in `transformers` 5; earlier versions ignore the key.
+    let windows = match config.get("is_causal")?.unwrap_or(true) {
         true => [
             AttentionWindow::BEFORE,
             window.map_or(AttentionWindow::BEFORE, AttentionWindow::last),
@@ -137,18 +138,6 @@ pub fn spans_of(config: &ConfigFile, rotary: &Rotary, window: Option<usize>) -> 
         window,
         rotary: Some(rotary.clone()),
     }))
-}
-
-/// Whether tokens attend only to earlier ones, as in `transformers` 5; earlier versions ignore the key. With `null`, it depends
-/// on windows and on padding in that version.
-pub fn is_causal(config: &ConfigFile) -> Result<bool> {
-    const FIELD: &str = "is_causal";
-    match config.is_null(FIELD) {
-        true => Err(Error::model(format!(
-            "expected `{FIELD}` `true` or `false`, but found null"
-        ))),
-        false => Ok(config.get(FIELD)?.unwrap_or(true)),
-    }
 }
 
 /// Biases in all attention layers, or in none.

@@ -90,13 +90,6 @@ pub fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
             "expected no `{CAP}`, but found {found}"
         )));
     }
-    // Without causal attention, `transformers` 5 has windows unlike `use_bidirectional_attention`'s.
-    if !decoders::is_causal(config)? {
-        return Err(
-            Error::model("expected `is_causal` `true`, but found `false`")
-                .with_hint("`use_bidirectional_attention` makes tokens attend to later ones"),
-        );
-    }
     let shared = read(config, &GEMMA3, &DEFAULTS, gemma3_spans(config)?)?;
     let attention_scale = Some(attention_scale(config)?);
     Ok(EncoderConfig {

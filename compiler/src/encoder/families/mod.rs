@@ -628,30 +628,6 @@ mod tests {
     }
 
     #[test]
-    fn whether_decoders_are_causal_is_not_null() {
-        for fixture in [
-            "tiny-llama",
-            "tiny-mistral",
-            "tiny-ministral3",
-            "tiny-lfm2",
-            "tiny-qwen2",
-            "tiny-voyage",
-            "tiny-bge-reranker-v2-gemma",
-            "tiny-gemma2",
-            "tiny-gemma3",
-        ] {
-            changed(fixture, "is_causal", json!(true)).unwrap();
-            let refusal = changed(fixture, "is_causal", Value::Null).unwrap_err();
-            assert_eq!(
-                refusal.to_string(),
-                "expected `is_causal` `true` or `false`, but found null",
-                "{fixture}"
-            );
-        }
-        changed("tiny-gemma3", "is_causal", json!(false)).unwrap_err();
-    }
-
-    #[test]
     fn code_that_attends_to_all_is_known_by_any_of_its_classes() {
         for (fixture, class) in [
             (
