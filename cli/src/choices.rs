@@ -14,10 +14,20 @@ pub fn choice<T: JsonSchema + DeserializeOwned + Clone + Send + Sync + 'static>(
 
 /// Checks a value's name.
 pub fn choices<T: JsonSchema>() -> PossibleValuesParser {
+    values(described::<T>())
+}
+
+/// Checks a name among these, each with its description.
+pub fn values(described: Vec<(String, String)>) -> PossibleValuesParser {
+    // clap keeps names for the process's time.
     let value = |(name, description): (String, String)| {
-        // As clap prints comments: on one line, and without the last full stop. It keeps names for the process's time.
-        let help = description.replace('\n', " ");
-        PossibleValue::new(&*name.leak()).help(help.trim_end_matches('.').to_owned())
+        PossibleValue::new(&*name.leak()).help(one_line(&description))
     };
-    described::<T>().into_iter().map(value).into()
+    described.into_iter().map(value).into()
+}
+
+/// A description as clap prints comments: on one line, and without the last full stop.
+pub fn one_line(description: &str) -> String {
+    let line = description.replace('\n', " ");
+    line.trim_end_matches('.').to_owned()
 }

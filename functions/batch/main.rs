@@ -118,11 +118,7 @@ impl Function {
 impl Restorable for Function {
     fn load(&self) -> kivu::Result<Arc<Catalog>> {
         // Without PostgreSQL, which would make the archive larger.
-        let sinks = Sinks {
-            s3_vectors: Some(kivu_sinks::s3_vectors),
-            open_search: Some(kivu_sinks::open_search),
-            ..Sinks::default()
-        };
+        let sinks = Sinks(&[kivu_sinks::S3_VECTORS, kivu_sinks::OPEN_SEARCH]);
         let (config, cloud) = (&self.config, &self.cloud);
         let models = Model::open_all(config, cloud)?;
         let catalog = Catalog::of_models(models.clone());

@@ -30,10 +30,10 @@ pub use self::{
         Ended, Job,
         benchmark::pass_through,
         listing::{JobState, ListedJob, Listing, list},
-        parameters::Parameters,
+        parameters::{OPTIONS, Parameters},
         watcher::Watcher,
     },
     output::report::{Progress, Report, Status},
-    rows::{CsvOptions, Mark, Parquet, delimiter},
-    sink::{SinkSettings, SinkUrl, Sinks},
+    rows::{CsvOptions, Mark, Parquet},
+    sink::{SinkSettings, Sinks},
 };

@@ -1,18 +1,20 @@
 //! OpenSearch: the bulk API, with the rows' ids.
 
-use std::env;
+use std::{env, fmt, sync::Arc};
 
+use http::Uri;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
     errors::other_dimensions,
+    parameters::{Parameters, VECTOR, decoded},
     retry::{Failure, retried},
     waiting::Waiting,
 };
 use kivu::error::{Error, Result};
 use kivu_aws::signed_http::{Answer, Credentials, SendError, SignedClient};
-use kivu_jobs::sink::{OpenSearchUrl, Record, Refusal, Sink, SinkSettings};
+use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 const MAX_ID_BYTES: usize = 512;
 /// A domain's smallest limit for a request is 10 MiB. A record alone may be larger, and is refused by the server.
@@ -23,7 +25,96 @@ const TOO_LARGE: u16 = 413;
 /// After this, a reason quotes the document.
 const PREVIEW: &str = ". Preview of field's value";
 
-pub struct OpenSearch {
+/// OpenSearch.
+pub const OPEN_SEARCH: SinkKind = SinkKind {
+    schemes: &["opensearch+https://", "opensearch+http://"],
+    parse: |text| Ok(Arc::new(OpenSearchUrl::of(text)?)),
+};
+const SCHEME: &str = "opensearch+";
+
+/// An index of an OpenSearch domain or cluster.
+#[derive(Clone)]
+struct OpenSearchUrl {
+    /// Scheme, host and port.
+    origin: String,
+    host: String,
+    user: Option<(String, String)>,
+    index: String,
+    /// Field with the vectors.
+    vector: String,
+    /// Region for AWS signatures; from the host, unless the domain has a custom one.
+    region: Option<String>,
+}
+
+impl OpenSearchUrl {
+    fn of(url: &str) -> Result<Self> {
+        let wrong = || {
+            Error::config(
+                "expected `opensearch+https://[USER:PASSWORD@]HOST[:PORT]/INDEX`, but found another URL",
+            )
+        };
+        let uri: Uri = url
+            .strip_prefix(SCHEME)
+            .unwrap_or_default()
+            .parse()
+            .map_err(|_| wrong())?;
+        let (Some(scheme @ ("http" | "https")), Some(authority)) =
+            (uri.scheme_str(), uri.authority())
+        else {
+            return Err(wrong());
+        };
+        let mut parameters = Parameters::of(uri.query().unwrap_or_default());
+        let vector = parameters
+            .take("vector")
+            .unwrap_or_else(|| VECTOR.to_owned());
+        let region = parameters.take("region");
+        parameters.end("`vector` and `region`")?;
+        let index = uri.path().trim_start_matches('/');
+        if index.is_empty() || index.contains('/') {
+            return Err(wrong());
+        }
+        let (user, address) = match authority.as_str().rsplit_once('@') {
+            Some((user, address)) => (Some(user), address),
+            None => (None, authority.as_str()),
+        };
+        let user = user
+            .map(|user| user.split_once(':').ok_or_else(wrong))
+            .transpose()?;
+        let user = user.map(|(name, password)| (decoded(name), decoded(password)));
+        Ok(Self {
+            origin: format!("{scheme}://{address}"),
+            host: authority.host().to_owned(),
+            user,
+            index: decoded(index),
+            vector,
+            region,
+        })
+    }
+}
+
+impl fmt::Display for OpenSearchUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            origin,
+            index,
+            vector,
+            ..
+        } = self;
+        write!(f, "{SCHEME}{origin}/{index}?vector={vector}")
+    }
+}
+
+impl SinkUrl for OpenSearchUrl {
+    fn taken<'a>(&'a self, _: &'a str) -> Vec<&'a str> {
+        vec![&self.vector]
+    }
+
+    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
+        Ok(Box::new(OpenSearch::connect(self, settings, dimensions)?))
+    }
+}
+
+struct OpenSearch {
     client: SignedClient,
     url: OpenSearchUrl,
     /// The URL, for messages.
@@ -33,11 +124,7 @@ pub struct OpenSearch {
 }
 
 impl OpenSearch {
-    pub fn connect(
-        url: &OpenSearchUrl,
-        settings: &SinkSettings,
-        dimensions: usize,
-    ) -> Result<Self> {
+    fn connect(url: &OpenSearchUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let credentials = credentials(url, |name| env::var(name).ok())?;
         let waiting = Waiting::new()?;
         let place = settings.url.to_string();
@@ -388,12 +475,28 @@ impl Sink for OpenSearch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kivu_jobs::sink::SinkUrl;
 
     fn url(text: &str) -> OpenSearchUrl {
-        match text.parse().unwrap() {
-            SinkUrl::OpenSearch(url) => url,
-            other => panic!("{other}"),
+        OpenSearchUrl::of(text).unwrap()
+    }
+
+    #[test]
+    fn urls_are_parsed() {
+        let found = url("opensearch+http://me:p%40ss%3A@[::1]:9200/docs?vector=v");
+        assert_eq!(found.user, Some(("me".into(), "p@ss:".into())));
+        assert_eq!(
+            found.to_string(),
+            "opensearch+http://[::1]:9200/docs?vector=v"
+        );
+        assert_eq!(found.taken("id"), ["v"]);
+        let refused = |text| OpenSearchUrl::of(text).err().unwrap().to_string();
+        insta::assert_snapshot!(refused("opensearch+https://host"), @"expected `opensearch+https://[USER:PASSWORD@]HOST[:PORT]/INDEX`, but found another URL");
+        insta::assert_snapshot!(refused("opensearch+https://host/docs?size=1"), @"expected only the parameters `vector` and `region` in the sink's URL, but found `size`");
+        for text in [
+            "opensearch+ftp://host/docs",
+            "opensearch+https://me@host/docs",
+        ] {
+            refused(text);
         }
     }
 

@@ -1,6 +1,6 @@
 //! PostgreSQL with pgvector: a batch is copied to a temporary table and inserted from it, in one transaction.
 
-use std::{env, error::Error as StdError, io, path::Path, pin::pin};
+use std::{env, error::Error as StdError, io, path::Path, pin::pin, sync::Arc};
 
 use serde_json::Value;
 use tokio_postgres::{
@@ -12,16 +12,33 @@ use tokio_postgres::{
 use super::{
     postgres_table::{self as table, Statements},
     postgres_tls::Tls,
+    postgres_url::PostgresUrl,
     retry::{Failure, retried},
     waiting::Waiting,
 };
 use kivu::error::{Error, Result};
-use kivu_jobs::sink::{PostgresUrl, Record, Refusal, Sink, SinkSettings};
+use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 /// Name that the server shows for the connection.
 const APPLICATION: &str = "kivu batch";
 
-pub struct Postgres {
+/// PostgreSQL with pgvector.
+pub const POSTGRES: SinkKind = SinkKind {
+    schemes: &["postgres://", "postgresql://"],
+    parse: |text| Ok(Arc::new(PostgresUrl::of(text)?)),
+};
+
+impl SinkUrl for PostgresUrl {
+    fn taken<'a>(&'a self, id: &'a str) -> Vec<&'a str> {
+        vec![&self.vector, self.id.as_deref().unwrap_or(id)]
+    }
+
+    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
+        Ok(Box::new(Postgres::connect(self, settings, dimensions)?))
+    }
+}
+
+struct Postgres {
     connector: Connector,
     client: Option<Client>,
     statements: Statements,
@@ -38,7 +55,7 @@ struct Connector {
 }
 
 impl Postgres {
-    pub fn connect(url: &PostgresUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+    fn connect(url: &PostgresUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let connector = Connector::new(url, settings)?;
         let waiting = Waiting::new()?;
         let (client, statements) = waiting.wait(async {

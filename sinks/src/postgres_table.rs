@@ -2,9 +2,9 @@
 
 use tokio_postgres::{Client, Error as PostgresError, Row};
 
-use super::errors::other_dimensions;
+use super::{errors::other_dimensions, postgres_url::PostgresUrl};
 use kivu::error::{Error, Result};
-use kivu_jobs::sink::{PostgresUrl, SinkSettings};
+use kivu_jobs::sink::SinkSettings;
 
 /// Temporary table with the rows of a batch. Vectors become pgvector's when they are inserted.
 const STAGING: &str = "kivu_rows";

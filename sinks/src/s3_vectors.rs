@@ -1,5 +1,7 @@
 //! Amazon S3 Vectors.
 
+use std::{fmt, sync::Arc};
+
 use serde_json::Value;
 
 use super::{
@@ -9,7 +11,7 @@ use super::{
 };
 use kivu::error::{Error, Result};
 use kivu_aws::vector_index::{IndexError, IndexForm, IndexName, IndexedVector, VectorIndex};
-use kivu_jobs::sink::{Record, Refusal, Sink, SinkSettings, VectorIndexId};
+use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 /// The service's limits: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-vectors-limitations.html>.
 const MAX_KEY_CHARACTERS: usize = 1024;
@@ -20,7 +22,86 @@ const MAX_FILTERABLE_BYTES: usize = 2 * 1024;
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 const VALUE_BYTES: usize = 16;
 
-pub struct S3Vectors {
+/// Amazon S3 Vectors.
+pub const S3_VECTORS: SinkKind = SinkKind {
+    schemes: &[SCHEME, "arn:"],
+    parse: |text| Ok(Arc::new(VectorIndexId::of(text)?)),
+};
+const SCHEME: &str = "s3vectors://";
+
+/// A vector index, by its bucket's and its own name, or by its ARN.
+#[derive(Clone)]
+enum VectorIndexId {
+    /// In the environment's region.
+    Names {
+        /// Vector bucket.
+        bucket: String,
+        /// Index.
+        index: String,
+    },
+    /// In the ARN's region.
+    Arn(String),
+}
+
+impl VectorIndexId {
+    fn of(text: &str) -> Result<Self> {
+        let Some(names) = text.strip_prefix(SCHEME) else {
+            return Self::of_arn(text);
+        };
+        match names.split('/').collect::<Vec<_>>().as_slice() {
+            [bucket, index] if !bucket.is_empty() && !index.is_empty() => Ok(Self::Names {
+                bucket: (*bucket).to_owned(),
+                index: (*index).to_owned(),
+            }),
+            _ => Err(Error::config(format!(
+                "expected `s3vectors://BUCKET/INDEX`, but found `{text}`"
+            ))),
+        }
+    }
+
+    /// `arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX`
+    fn of_arn(arn: &str) -> Result<Self> {
+        let parts: Vec<&str> = arn.splitn(6, ':').collect();
+        let resource: Vec<&str> = parts
+            .get(5)
+            .map_or(Vec::new(), |resource| resource.split('/').collect());
+        match (parts.get(2), resource.as_slice()) {
+            (Some(&"s3vectors"), ["bucket", _, "index", _]) => Ok(Self::Arn(arn.to_owned())),
+            _ => Err(Error::config(format!(
+                "expected `arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX`, but found `{arn}`"
+            ))),
+        }
+    }
+
+    /// The ARN's region.
+    fn region(&self) -> Option<&str> {
+        match self {
+            Self::Names { .. } => None,
+            Self::Arn(arn) => arn.split(':').nth(3),
+        }
+    }
+}
+
+impl fmt::Display for VectorIndexId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Names { bucket, index } => write!(f, "{SCHEME}{bucket}/{index}"),
+            Self::Arn(arn) => f.write_str(arn),
+        }
+    }
+}
+
+impl SinkUrl for VectorIndexId {
+    fn taken<'a>(&'a self, _: &'a str) -> Vec<&'a str> {
+        Vec::new()
+    }
+
+    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
+        Ok(Box::new(S3Vectors::connect(self, settings, dimensions)?))
+    }
+}
+
+struct S3Vectors {
     index: VectorIndex,
     /// The URL, for messages.
     place: String,
@@ -31,7 +112,7 @@ pub struct S3Vectors {
 }
 
 impl S3Vectors {
-    pub fn connect(id: &VectorIndexId, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+    fn connect(id: &VectorIndexId, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let (place, found) = (settings.url.to_string(), settings.metadata.len());
         if found > MAX_METADATA_NAMES {
             return Err(Error::config(format!(
@@ -209,5 +290,23 @@ impl Sink for S3Vectors {
             Ok(())
         })?;
         Ok(refusals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_have_names_or_an_arn() {
+        let shown = |text| VectorIndexId::of(text).map(|index| index.to_string());
+        for index in [
+            "s3vectors://b/i",
+            "arn:aws:s3vectors:eu-west-1:123456789012:bucket/b/index/i",
+        ] {
+            assert_eq!(shown(index).unwrap(), index);
+        }
+        insta::assert_snapshot!(shown("s3vectors://bucket").unwrap_err(), @"expected `s3vectors://BUCKET/INDEX`, but found `s3vectors://bucket`");
+        insta::assert_snapshot!(shown("arn:aws:s3:::bucket").unwrap_err(), @"expected `arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX`, but found `arn:aws:s3:::bucket`");
     }
 }

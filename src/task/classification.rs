@@ -112,7 +112,7 @@ impl Classifier {
 #[serde(expecting = "an object with `candidate_labels`")]
 #[schemars(transform = Alias("multi_label", "multi_class"))]
 pub struct ZeroShotParameters {
-    /// A list of labels, or a string with commas between them or with a JSON list.
+    /// Labels: a list, or a string with commas between them or with a JSON list.
     pub candidate_labels: LabelList,
     /// The hypothesis for zero-shot classification, with {} for the label
     pub hypothesis_template: Option<String>,

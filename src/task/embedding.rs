@@ -44,7 +44,8 @@ pub struct EmbeddingParameters {
     pub dimensions: Option<usize>,
     /// The vectors' number format [default: float]
     pub output_dtype: Option<VectorType>,
-    /// Vector kinds, which `/embed` returns in an object for each text.
+    /// Vector kinds, which `/embed` returns in an object for each text [default: the model's first among dense, sparse and
+    /// multi_vector]
     #[schemars(length(min = 1))]
     pub outputs: Option<Vec<VectorKind>>,
     /// Keep this many of a sparse vector's largest weights

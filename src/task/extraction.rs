@@ -48,7 +48,7 @@ pub enum SchemaForm {
 pub struct ExtractionParameters {
     /// The schema's form; `schema` by default.
     pub task: Option<SchemaForm>,
-    /// What is extracted. The order of names is kept.
+    /// What is extracted, as in `POST /gliner-2`. The order of names is kept.
     pub schema: Ordered,
     /// Values have at least this score, 0.5 by default.
     #[schemars(range(min = 0, max = 1))]

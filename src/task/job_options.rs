@@ -5,9 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
 
 use super::{
     classification::{ClassificationParameters, ZeroShotParameters},
@@ -22,7 +25,7 @@ use kivu_base::{
     config::{list_text, parse_lists},
     error::{Error, Result},
     json::Ordered,
-    names::{choice, named, names},
+    names::{choice, described, named},
 };
 use kivu_core::pipeline::{
     embedding::{VectorKind, vectors::VectorType},
@@ -60,9 +63,20 @@ impl JobOptions {
         Some(json.map(|_| drop(self.0.insert(name.to_owned(), value))))
     }
 
-    /// All option names.
-    pub fn names() -> BTreeSet<String> {
-        all().map(|option| option.name.to_owned()).collect()
+    /// All tasks' options, each once, with what they do.
+    pub fn all() -> Vec<(&'static JobOption, String)> {
+        let mut names = BTreeSet::new();
+        let mut described = Vec::new();
+        for (options, schema) in TASKS {
+            let schema = schema();
+            for option in options.iter().filter(|option| names.insert(option.name)) {
+                let field = format!("/properties/{}/description", option.field);
+                let description = schema.pointer(&field).and_then(Value::as_str);
+                let description = description.filter(|_| option.help.is_empty());
+                described.push((option, description.unwrap_or(option.help).to_owned()));
+            }
+        }
+        described
     }
 
     /// An option's value.
@@ -135,7 +149,7 @@ impl JobOptions {
 }
 
 /// A task's parameters, some of which are options of jobs.
-pub trait JobParameters: DeserializeOwned {
+pub trait JobParameters: DeserializeOwned + JsonSchema {
     /// These options.
     const OPTIONS: &'static [JobOption];
 }
@@ -143,27 +157,53 @@ pub trait JobParameters: DeserializeOwned {
 /// An option of jobs.
 #[derive(Debug)]
 pub struct JobOption {
-    name: &'static str,
+    /// The name in rules and metadata.
+    pub name: &'static str,
     /// The parameter's name; empty for options that only jobs have.
     field: &'static str,
-    form: Form,
+    /// What the option takes.
+    pub form: Form,
+    /// The help, if it is not the parameter's description.
+    pub help: &'static str,
 }
+
+impl JobOption {
+    /// An option that is no parameter of a task.
+    pub const fn of_jobs(name: &'static str, form: Form, help: &'static str) -> Self {
+        Self {
+            name,
+            field: "",
+            form,
+            help,
+        }
+    }
+}
+
+/// Names, each with its description.
+type Names = fn() -> Vec<(String, String)>;
 
 /// The form of an option's text.
 #[derive(Clone, Copy, Debug)]
-enum Form {
+pub enum Form {
+    /// Any text.
     Text,
+    /// `true` or `false`; on the command line, the option alone is `true`.
     Flag,
+    /// `true` or `false`.
+    Boolean,
     /// A whole number.
     Count,
+    /// A finite number.
     Number,
     /// A list of texts.
     List,
     /// One of these names.
-    Choice(fn() -> Vec<String>),
+    Choice(Names),
     /// A list of these names.
-    Choices(fn() -> Vec<String>),
+    Choices(Names),
+    /// A schema in JSON.
     Schema,
+    /// Transition biases in JSON.
     Biases,
 }
 
@@ -171,23 +211,30 @@ impl Form {
     /// The parameter's value, or what was expected.
     fn json(self, text: &str) -> Result<Box<RawValue>, String> {
         let number = "a number".to_owned();
+        let names = |described: Names| -> Vec<String> {
+            described().into_iter().map(|(name, _)| name).collect()
+        };
         let json = match self {
             Self::Text | Self::List => to_raw_value(text),
-            Self::Flag => to_raw_value(&text.parse::<bool>().map_err(|_| "`true` or `false`")?),
+            Self::Flag | Self::Boolean => {
+                to_raw_value(&text.parse::<bool>().map_err(|_| "`true` or `false`")?)
+            }
             Self::Count => to_raw_value(&text.parse::<usize>().map_err(|_| number)?),
             Self::Number => {
                 let parsed = text.parse::<f32>().ok().filter(|parsed| parsed.is_finite());
                 to_raw_value(&parsed.ok_or(number)?)
             }
-            Self::Choice(names) if names().iter().any(|name| name == text) => to_raw_value(text),
-            Self::Choices(names) => {
-                let items = parse_lists([text])?;
-                if !items.iter().all(|item| names().contains(item)) {
-                    return Err(choice(&names()));
+            Self::Choice(known) if names(known).iter().any(|name| name == text) => {
+                to_raw_value(text)
+            }
+            Self::Choice(known) => return Err(choice(&names(known))),
+            Self::Choices(known) => {
+                let (items, known) = (parse_lists([text])?, names(known));
+                if !items.iter().all(|item| known.contains(item)) {
+                    return Err(choice(&known));
                 }
                 to_raw_value(&items)
             }
-            Self::Choice(names) => return Err(choice(&names())),
             Self::Biases => {
                 let expected = "numbers such as `{\"background_stay\": -1}`";
                 serde_json::from_str::<TransitionBiases>(text).map_err(|_| expected)?;
@@ -204,13 +251,24 @@ impl Form {
 const SCHEMA: &str = "schema";
 
 /// The option with lists of labels and scores.
-const ALL_SCORES: JobOption = option("all-scores", "", Form::Flag);
+const ALL_SCORES: JobOption = JobOption::of_jobs(
+    "all-scores",
+    Form::Flag,
+    "Add lists with all labels and scores, the best first, to the best label and its score",
+);
 
 /// The option for numbers in placeholders.
-const NUMBER_SCOPE: JobOption = option("redact-scope", "", Form::Choice(names::<JobNumberScope>));
+const NUMBER_SCOPE: JobOption = JobOption::of_jobs(
+    "redact-scope",
+    Form::Choice(described::<JobNumberScope>),
+    "Where the same original has the same number, with the style `number` [default: text]",
+);
 
 const fn option(name: &'static str, field: &'static str, form: Form) -> JobOption {
-    JobOption { name, field, form }
+    JobOption {
+        field,
+        ..JobOption::of_jobs(name, form, "")
+    }
 }
 
 impl JobParameters for ZeroShotParameters {
@@ -227,13 +285,17 @@ impl JobParameters for TokenClassificationParameters {
         option(
             "aggregation",
             "aggregation_strategy",
-            Form::Choice(names::<Aggregation>),
+            Form::Choice(described::<Aggregation>),
         ),
         option("ignore-labels", "ignore_labels", Form::List),
         option("stride", "stride", Form::Count),
         option("transition-biases", "transition_biases", Form::Biases),
         option("redact", "redact", Form::Flag),
-        option("redact-style", "redact_style", Form::Choice(names::<Style>)),
+        option(
+            "redact-style",
+            "redact_style",
+            Form::Choice(described::<Style>),
+        ),
         NUMBER_SCOPE,
         option("patterns", "patterns", Form::List),
     ];
@@ -243,11 +305,18 @@ impl JobParameters for ZeroShotEntitiesParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("labels", "candidate_labels", Form::List),
         option("threshold", "threshold", Form::Number),
-        option("flat", "flat_ner", Form::Flag),
+        JobOption {
+            help: "Also find nested entities, with a model that takes labels",
+            ..option("flat", "flat_ner", Form::Flag)
+        },
         option("multi-label", "multi_label", Form::Flag),
         option("stride", "stride", Form::Count),
         option("redact", "redact", Form::Flag),
-        option("redact-style", "redact_style", Form::Choice(names::<Style>)),
+        option(
+            "redact-style",
+            "redact_style",
+            Form::Choice(described::<Style>),
+        ),
         NUMBER_SCOPE,
         option("patterns", "patterns", Form::List),
     ];
@@ -275,14 +344,14 @@ impl JobParameters for EmbeddingParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("prompt", "prompt_name", Form::Text),
         option("embedding-task", "task", Form::Text),
-        option("normalize", "normalize", Form::Flag),
+        option("normalize", "normalize", Form::Boolean),
         option("dimensions", "dimensions", Form::Count),
         option(
             "vector-type",
             "output_dtype",
-            Form::Choice(names::<VectorType>),
+            Form::Choice(described::<VectorType>),
         ),
-        option("outputs", "outputs", Form::Choices(names::<VectorKind>)),
+        option("outputs", "outputs", Form::Choices(described::<VectorKind>)),
         option("max-active-dims", "max_active_dims", Form::Count),
         option("words", "words", Form::Flag),
     ];
@@ -290,7 +359,7 @@ impl JobParameters for EmbeddingParameters {
 
 impl JobParameters for ExtractionParameters {
     const OPTIONS: &'static [JobOption] = &[
-        option("schema-form", "task", Form::Choice(names::<SchemaForm>)),
+        option("schema-form", "task", Form::Choice(described::<SchemaForm>)),
         option(SCHEMA, "schema", Form::Schema),
         option("threshold", "threshold", Form::Number),
         option("confidence", "include_confidence", Form::Flag),
@@ -298,18 +367,26 @@ impl JobParameters for ExtractionParameters {
     ];
 }
 
-/// All tasks' options; some tasks share one.
+/// A task's options, and its parameters' schema.
+type TaskOptions = (&'static [JobOption], fn() -> Schema);
+
+/// All tasks with options; some share one.
+const TASKS: [TaskOptions; 7] = [
+    task::<ZeroShotParameters>(),
+    task::<TokenClassificationParameters>(),
+    task::<ZeroShotEntitiesParameters>(),
+    task::<RankingParameters>(),
+    task::<TextToTextParameters>(),
+    task::<EmbeddingParameters>(),
+    task::<ExtractionParameters>(),
+];
+
+const fn task<T: JobParameters>() -> TaskOptions {
+    (T::OPTIONS, || schema_for!(T))
+}
+
 fn all() -> impl Iterator<Item = &'static JobOption> {
-    let tasks = [
-        ZeroShotParameters::OPTIONS,
-        TokenClassificationParameters::OPTIONS,
-        ZeroShotEntitiesParameters::OPTIONS,
-        RankingParameters::OPTIONS,
-        TextToTextParameters::OPTIONS,
-        EmbeddingParameters::OPTIONS,
-        ExtractionParameters::OPTIONS,
-    ];
-    tasks.into_iter().flatten()
+    TASKS.into_iter().flat_map(|(options, _)| options)
 }
 
 #[cfg(test)]
@@ -361,24 +438,19 @@ mod tests {
         );
     }
 
-    /// Each field is a parameter's, since serde ignores unknown ones.
+    /// Each field is a parameter's, since serde ignores unknown ones, and describes the option.
     #[test]
     fn fields_are_those_of_the_parameters() {
-        fn check<T: JobParameters + JsonSchema>() {
-            let schema = schemars::schema_for!(T);
-            let of_task = T::OPTIONS.iter().filter(|option| !option.field.is_empty());
-            for option in of_task {
-                let field = format!("/properties/{}", option.field);
+        for (option, description) in JobOptions::all() {
+            assert_ne!(description, "", "{}", option.name);
+        }
+        for (options, schema) in TASKS {
+            let schema = schema();
+            for option in options.iter().filter(|option| !option.field.is_empty()) {
+                let field = format!("/properties/{}/description", option.field);
                 assert!(schema.pointer(&field).is_some(), "{}", option.name);
             }
         }
-        check::<ZeroShotParameters>();
-        check::<TokenClassificationParameters>();
-        check::<ZeroShotEntitiesParameters>();
-        check::<RankingParameters>();
-        check::<TextToTextParameters>();
-        check::<EmbeddingParameters>();
-        check::<ExtractionParameters>();
     }
 
     #[test]

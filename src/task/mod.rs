@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-pub use self::job_options::{JobNumberScope, JobOptions};
+pub use self::job_options::{Form as OptionForm, JobNumberScope, JobOption, JobOptions};
 use kivu_base::{
     config::MAX_TEXTS,
     error::{Error, Result},

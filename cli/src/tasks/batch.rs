@@ -14,9 +14,8 @@ use std::{
 use clap::Args;
 use tokio::runtime::{Builder, Runtime};
 
-use super::task_options::{TaskOptions, argument};
+use super::task_options::{GivenOptions, argument};
 use crate::{
-    choices::choice,
     interrupt::{self, Signals, interruptible},
     library::resolve::{BuildArguments, open},
     services::Services,
@@ -33,8 +32,8 @@ use kivu::{
 };
 use kivu_http::batch_requests;
 use kivu_jobs::{
-    CsvOptions, Ended, Existing, Format, Job, JobInput, JobOutput, Mark, Parameters, Progress,
-    Report, SinkSettings, SinkUrl, Status, delimiter,
+    Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings, Sinks,
+    Status,
 };
 
 const EXAMPLES: &str = "\
@@ -66,8 +65,11 @@ pub struct Arguments {
     /// A new file, s3://BUCKET/KEY, `-` for standard output, postgres://…?table=TABLE, s3vectors://BUCKET/INDEX, or
     /// opensearch+https://HOST/INDEX
     output: PathBuf,
+    /// A model in kivu.toml, or a name as in `kivu serve` [default: the first in kivu.toml]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
     #[command(flatten)]
-    parameters: ParameterArguments,
+    options: GivenOptions<true>,
     /// The column with the rows' ids in the database [default: id]
     #[arg(long, value_name = "COLUMN")]
     id: Option<String>,
@@ -87,65 +89,6 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
-/// How the model runs on rows.
-#[derive(Debug, Args)]
-struct ParameterArguments {
-    /// A model in kivu.toml, or a name as in `kivu serve` [default: the first in kivu.toml]
-    #[arg(long, value_name = "NAME")]
-    model: Option<String>,
-    /// The text column [default: `text`, or another common name]
-    #[arg(long)]
-    column: Option<String>,
-    /// INPUT's format [default: detected from the content]
-    #[arg(long, value_parser = choice::<Format>())]
-    format: Option<Format>,
-    /// CSV: the character between fields, such as `;`, `\t` or `^A` [default: detected in the header]
-    #[arg(long, value_name = "CHARACTER", value_parser = delimiter)]
-    delimiter: Option<u8>,
-    /// CSV: the character around fields, or `none` if quotes are part of the fields [default: `"`]
-    #[arg(long, value_name = "CHARACTER")]
-    quote: Option<Mark>,
-    /// CSV: the character before quotes within fields, such as `\`, or `none` if they are doubled [default: detected]
-    #[arg(long, value_name = "CHARACTER")]
-    escape: Option<Mark>,
-    /// CSV: an unquoted field that means NULL, such as `\N` [default: an empty one, or `\N` with --escape and without quotes]
-    #[arg(long, value_name = "TEXT")]
-    null: Option<String>,
-    /// CSV: the first line is a row, and the columns are `column1`, `column2`, …
-    #[arg(long = "no-header", num_args = 0, default_missing_value = "false")]
-    header: Option<bool>,
-    /// The ranking query
-    #[arg(long)]
-    query: Option<String>,
-    #[command(flatten)]
-    options: TaskOptions,
-    /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
-    #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
-    truncate: Option<bool>,
-}
-
-impl ParameterArguments {
-    /// The model's name, and the other parameters.
-    fn read(self) -> (Option<String>, Parameters) {
-        let parameters = Parameters {
-            model: None,
-            column: self.column,
-            format: self.format,
-            csv: CsvOptions {
-                delimiter: self.delimiter,
-                quote: self.quote,
-                escape: self.escape,
-                null: self.null,
-                header: self.header,
-            },
-            query: self.query,
-            options: self.options.0,
-            truncate: self.truncate,
-        };
-        (self.model, parameters)
-    }
-}
-
 pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Result<ExitCode> {
     let Services {
         cloud,
@@ -153,7 +96,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         parquet,
         ..
     } = services;
-    let sink = sink(&arguments)?;
+    let sink = sink(&arguments, sinks)?;
     let output = match &sink {
         Some(_) => output(&cloud, &failed_rows(&arguments)?)?,
         None => output(&cloud, &arguments.output)?,
@@ -167,11 +110,11 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         },
         false => print,
     };
-    let (named, parameters) = arguments.parameters.read();
-    let options = arguments.build.options(&config);
-    config.engine = options.engine;
+    let (named, GivenOptions(parameters)) = (arguments.model, arguments.options);
+    let build = arguments.build.options(&config);
+    config.engine = build.engine;
     let opened = interruptible(move || {
-        open(named.as_deref(), &options, &mut config, &cloud).map(|model| (model, config))
+        open(named.as_deref(), &build, &mut config, &cloud).map(|model| (model, config))
     })?;
     let (model, config) = match opened {
         interrupt::Ended::Done(opened) => opened,
@@ -183,7 +126,6 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         watcher: Arc::clone(&watcher) as _,
         interval: Duration::from_millis(config.batch.save_ms),
         sink,
-        sinks,
         parquet,
         existing: Existing {
             overwrite: arguments.overwrite,
@@ -297,7 +239,7 @@ fn output(cloud: &Cloud, output: &Path) -> Result<JobOutput> {
 }
 
 /// The sink, if OUTPUT is one.
-fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
+fn sink(arguments: &Arguments, sinks: Sinks) -> Result<Option<SinkSettings>> {
     let Arguments {
         output,
         id,
@@ -305,7 +247,7 @@ fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
         failed,
         ..
     } = arguments;
-    if let Some(url) = output.to_str().and_then(SinkUrl::of) {
+    if let Some(url) = output.to_str().and_then(|text| sinks.find(text)) {
         let metadata = listed("--metadata", metadata)?;
         return SinkSettings::new(url?, id.as_deref(), &metadata).map(Some);
     }

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 
 use super::{
     batch::{model_threads, require_options_of},
-    task_options::TaskOptions,
+    task_options::GivenOptions,
 };
 use crate::{
     interrupt::{Ended, interruptible},
@@ -23,7 +23,7 @@ use kivu::{
     error::{Error, Result},
     model::Pipeline,
 };
-use kivu_jobs::{Parameters, Prediction, TextPredictor};
+use kivu_jobs::{Prediction, TextPredictor};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,14 +53,8 @@ pub struct Arguments {
     /// Print generated and ranked texts as JSON objects, too, in the order of the texts
     #[arg(long)]
     json: bool,
-    /// The ranking query
-    #[arg(long)]
-    query: Option<String>,
     #[command(flatten)]
-    options: TaskOptions,
-    /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
-    #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
-    truncate: Option<bool>,
+    options: GivenOptions<false>,
     #[command(flatten)]
     pub build: BuildArguments,
 }
@@ -74,20 +68,12 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         model,
         texts,
         json,
-        query,
-        options: TaskOptions(options),
-        truncate,
+        options: GivenOptions(parameters),
         build,
     } = arguments;
     let build = build.options(&config);
     config.engine = build.engine;
     let model = open(Some(&model), &build, &mut config, cloud)?;
-    let parameters = Parameters {
-        query,
-        options,
-        truncate,
-        ..Parameters::default()
-    };
     require_options_of(&model, &parameters)?;
     let mut runs = Runs {
         runtime: model_threads(&config)?,

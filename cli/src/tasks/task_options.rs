@@ -1,124 +1,21 @@
-//! Options for a model's task, in `kivu run` and `kivu batch`.
+//! The options of jobs and of models' tasks, in `kivu run` and `kivu batch`.
 
-use std::str::FromStr;
+use std::slice;
 
-use clap::{ArgMatches, Args, Command, FromArgMatches, error::ErrorKind};
-use serde::{Serialize, de::IgnoredAny};
-use serde_json::Value;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, error::ErrorKind};
+use serde::de::IgnoredAny;
 
-use crate::choices::choices;
+use crate::choices::{one_line, values};
 use kivu::{
     config::{list_text, parse_lists},
     error::quoted,
-    pipeline::{
-        embedding::vectors::VectorType, entities::Aggregation, redaction::placeholders::Style,
-    },
-    task::{JobNumberScope, JobOptions, extraction::SchemaForm},
+    task::{JobOption, JobOptions, OptionForm},
 };
+use kivu_jobs::{OPTIONS, Parameters};
 
-/// The options of all tasks, checked as far as clap's messages and help need it.
-#[derive(Args, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Given {
-    /// Labels for zero-shot classification or entities, separated by commas
-    #[arg(long, value_name = "CANDIDATE_LABELS")]
-    labels: Vec<String>,
-    /// The hypothesis for zero-shot classification, with {} for the label
-    #[arg(long, value_name = "HYPOTHESIS_TEMPLATE")]
-    template: Option<String>,
-    /// Score each label independently
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    multi_label: Option<String>,
-    /// Add lists with all labels and scores, the best first, to the best label and its score
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    all_scores: Option<String>,
-    /// How token labels become entities [default: simple]
-    #[arg(long, value_name = "STRATEGY", value_parser = choices::<Aggregation>())]
-    aggregation: Option<String>,
-    /// Entity labels to leave out, separated by commas [default: O]
-    #[arg(long, value_name = "LABELS")]
-    ignore_labels: Vec<String>,
-    /// Read long texts in windows that overlap by this many tokens, or words with a model that takes labels
-    #[arg(long, value_name = "TOKENS", value_parser = number::<usize>)]
-    stride: Option<String>,
-    /// Find more or longer entities, or fewer or shorter ones, with a model whose labels mark ends
-    #[arg(long, value_name = "JSON", value_parser = json)]
-    transition_biases: Option<String>,
-    /// Add texts in which entities are replaced by their labels
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    redact: Option<String>,
-    /// What replacements have besides labels; `hash` and `encrypt` need the key in KIVU_REDACT_KEY [default: label]
-    #[arg(long, value_name = "STYLE", value_parser = choices::<Style>())]
-    redact_style: Option<String>,
-    /// Where the same original has the same number, with the style `number` [default: text]
-    #[arg(long, value_name = "SCOPE", value_parser = choices::<JobNumberScope>())]
-    redact_scope: Option<String>,
-    /// Also find these patterns, separated by commas, or `all`: numbers with check digits, addresses, keys
-    #[arg(long, value_name = "PATTERNS")]
-    patterns: Vec<String>,
-    /// Find entities with scores above this one, with a model that takes labels [default: 0.5]
-    #[arg(long, value_name = "SCORE", value_parser = number::<f32>)]
-    threshold: Option<String>,
-    /// Also find nested entities, with a model that takes labels
-    #[arg(long = "nested", num_args = 0, default_missing_value = "false")]
-    flat: Option<String>,
-    /// Return logits, cosines or product sums instead of scores from 0 to 1
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    raw_scores: Option<String>,
-    /// What makes a text relevant: replaces the instruction in the model's template, if it has one
-    #[arg(long, value_name = "TEXT")]
-    instruction: Option<String>,
-    /// The language of the texts, if the model has several
-    #[arg(long, value_name = "LANGUAGE")]
-    source_language: Option<String>,
-    /// The language to translate to, if the model has several
-    #[arg(long, value_name = "LANGUAGE")]
-    target_language: Option<String>,
-    /// The model's prompt with this name or for this role, such as `query`
-    #[arg(long)]
-    prompt: Option<String>,
-    /// The task that texts are embedded for, in a model with adapters for tasks, with the task's prompt
-    #[arg(long, value_name = "TASK")]
-    embedding_task: Option<String>,
-    /// Whether vectors are scaled to length 1 [default: the model's setting]
-    #[arg(long, value_name = "BOOLEAN", value_parser = ["true", "false"])]
-    normalize: Option<String>,
-    /// Truncate vectors to this many values
-    #[arg(long, value_parser = number::<usize>)]
-    dimensions: Option<String>,
-    /// The vectors' number format [default: float]
-    #[arg(long, value_name = "TYPE", value_parser = choices::<VectorType>())]
-    vector_type: Option<String>,
-    /// Vector kinds, separated by commas [default: the model's first among dense, sparse and multi_vector]
-    #[arg(long, value_name = "KINDS")]
-    outputs: Vec<String>,
-    /// Keep this many of a sparse vector's largest weights
-    #[arg(long, value_name = "NUMBER", value_parser = number::<usize>)]
-    max_active_dims: Option<String>,
-    /// Name sparse vectors' weights by word instead of token id
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    words: Option<String>,
-    /// The form of `--schema` [default: schema]
-    #[arg(long, value_name = "FORM", value_parser = choices::<SchemaForm>())]
-    schema_form: Option<String>,
-    /// Extract what this schema describes, as in `POST /gliner-2`, with a model that reads schemas
-    #[arg(long, value_name = "JSON", value_parser = json)]
-    schema: Option<String>,
-    /// Add scores to extracted values
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    confidence: Option<String>,
-    /// Add the places of extracted values in the text
-    #[arg(long, num_args = 0, default_missing_value = "true")]
-    spans: Option<String>,
-    /// A label, which may contain commas; repeatable
-    #[arg(long, value_name = "label")]
-    #[serde(skip)]
-    label: Vec<String>,
-}
-
-fn number<T: FromStr>(text: &str) -> Result<String, T::Err> {
-    text.parse::<T>().map(|_| text.to_owned())
-}
+/// The list that `--label` adds to.
+const LABELS: &str = "labels";
+const LABEL: &str = "label";
 
 fn json(text: &str) -> Result<String, String> {
     match serde_json::from_str::<IgnoredAny>(text) {
@@ -127,56 +24,97 @@ fn json(text: &str) -> Result<String, String> {
     }
 }
 
-/// An option's name on the command line, where a flag negates what it is in rules and metadata.
+/// An option's name on the command line, where some flags negate what they are in rules and metadata.
 pub fn argument(name: &str) -> &str {
     match name {
         "flat" => "nested",
+        "header" => "no-header",
+        "truncate" => "no-truncate",
         name => name,
     }
 }
 
-/// The options of a command line.
+/// The options of `kivu batch`; with `IN_FILES` false, without those about files.
 #[derive(Debug)]
-pub struct TaskOptions(pub JobOptions);
+pub struct GivenOptions<const IN_FILES: bool>(pub Parameters);
 
-impl Args for TaskOptions {
-    fn augment_args(command: Command) -> Command {
-        Given::augment_args(command)
-    }
+/// All options of jobs that are not about files.
+const OF_TEXTS: [&str; 2] = ["query", "truncate"];
 
-    fn augment_args_for_update(command: Command) -> Command {
-        Given::augment_args(command)
+fn options(in_files: bool) -> impl Iterator<Item = (&'static JobOption, String)> {
+    let of_jobs = OPTIONS
+        .iter()
+        .filter(move |option| in_files || OF_TEXTS.contains(&option.name));
+    let of_jobs = of_jobs.map(|option| (option, option.help.to_owned()));
+    of_jobs.chain(JobOptions::all())
+}
+
+/// An option for clap's help and messages.
+fn argument_for((option, description): (&JobOption, String)) -> Arg {
+    let long = argument(option.name);
+    let given = Arg::new(option.name)
+        .long(long)
+        .help(one_line(&description));
+    match option.form {
+        OptionForm::Flag => {
+            let value = if long == option.name { "true" } else { "false" };
+            let given = given.action(ArgAction::Set);
+            given.num_args(0).default_missing_value(value)
+        }
+        OptionForm::Boolean => given.value_name("BOOLEAN").value_parser(["true", "false"]),
+        OptionForm::Text => given.value_name("TEXT"),
+        OptionForm::Count | OptionForm::Number => given.value_name("NUMBER"),
+        OptionForm::List | OptionForm::Choices(_) => {
+            given.value_name("LIST").action(ArgAction::Append)
+        }
+        OptionForm::Choice(names) => given.value_name("NAME").value_parser(values(names())),
+        OptionForm::Schema | OptionForm::Biases => given.value_name("JSON").value_parser(json),
     }
 }
 
-impl FromArgMatches for TaskOptions {
+impl<const IN_FILES: bool> Args for GivenOptions<IN_FILES> {
+    fn augment_args(command: Command) -> Command {
+        let label = Arg::new(LABEL).long(LABEL).value_name("LABEL");
+        let label = label.help("A label, which may contain commas; repeatable");
+        command
+            .args(options(IN_FILES).map(argument_for))
+            .arg(label.action(ArgAction::Append))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<const IN_FILES: bool> FromArgMatches for GivenOptions<IN_FILES> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut given = Given::from_arg_matches(matches)?;
-        let labels = given.label.drain(..).map(|label| list_text(&[label]));
-        given.labels.extend(labels);
-        let fields = serde_json::to_value(given)
-            .map_err(|error| clap::Error::raw(ErrorKind::ValueValidation, error))?;
-        let mut options = JobOptions::default();
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            let (texts, text) = match value {
-                Value::String(text) => (vec![text.as_str()], Ok(text.clone())),
-                Value::Array(lists) if !lists.is_empty() => {
-                    let lists: Vec<_> = lists.iter().filter_map(Value::as_str).collect();
-                    let items = parse_lists(lists.iter().copied());
-                    (lists, items.map(|items| list_text(&items)))
+        let texts = |name: &str| matches.get_many::<String>(name).into_iter().flatten();
+        let mut parameters = Parameters::default();
+        for (option, _) in options(IN_FILES) {
+            let mut given: Vec<String> = texts(option.name).cloned().collect();
+            if option.name == LABELS {
+                given.extend(texts(LABEL).map(|label| list_text(slice::from_ref(label))));
+            }
+            if given.is_empty() {
+                continue;
+            }
+            let text = match option.form {
+                OptionForm::List | OptionForm::Choices(_) => {
+                    parse_lists(given.iter().map(String::as_str)).map(|items| list_text(&items))
                 }
-                _ => continue,
+                _ => Ok(given.concat()),
             };
-            let set = text.map(|text| options.set(name, &text));
+            let set = text.map(|text| parameters.set(option.name, &text));
             if let Err(expected) | Ok(Some(Err(expected))) = set {
                 let message = format!(
-                    "expected {expected} in `--{name}`, but found {}",
-                    quoted(&texts)
+                    "expected {expected} in `--{}`, but found {}",
+                    argument(option.name),
+                    quoted(&given)
                 );
                 return Err(clap::Error::raw(ErrorKind::ValueValidation, message));
             }
         }
-        Ok(Self(options))
+        Ok(Self(parameters))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -203,9 +141,9 @@ mod tests {
     }
 
     fn try_read(line: &[&str]) -> Result<JobOptions, clap::Error> {
-        let parser = TaskOptions::augment_args(Command::new("").no_binary_name(true));
+        let parser = GivenOptions::<true>::augment_args(Command::new("").no_binary_name(true));
         let matches = parser.try_get_matches_from(line)?;
-        TaskOptions::from_arg_matches(&matches).map(|TaskOptions(options)| options)
+        GivenOptions::<true>::from_arg_matches(&matches).map(|given| given.0.options)
     }
 
     #[test]
@@ -310,21 +248,5 @@ mod tests {
             (Some(false), Some(true))
         );
         assert_eq!(parameters.outputs.unwrap().len(), 2);
-    }
-
-    #[test]
-    fn the_command_line_has_all_options() {
-        let fields = Given::augment_args(Command::new(""));
-        let names = fields.get_arguments().map(|argument| {
-            let long = argument.get_long().unwrap().to_owned();
-            if long == "nested" {
-                "flat".to_owned()
-            } else {
-                long
-            }
-        });
-        let mut names: std::collections::BTreeSet<String> = names.collect();
-        assert!(names.remove("label"));
-        assert_eq!(names, JobOptions::names());
     }
 }

@@ -24,7 +24,6 @@ use kivu_jobs::{
         pieces::Shape,
     },
     rows::{CsvReader, Head, JsonLinesReader, Layout, RowReader},
-    sink::SinkUrl,
 };
 
 /// A Lambda invocation's event, and a record of Kinesis.
@@ -53,7 +52,7 @@ pub fn event(bytes: &[u8]) {
     }
 }
 
-/// A key as in events, an object URL, a sink's URL, and a checkpoint.
+/// A key as in events, an object URL, and a checkpoint.
 pub fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
@@ -66,12 +65,6 @@ pub fn key(bytes: &[u8]) {
                 url.to_string().parse::<Url>().ok(),
                 Some(url),
                 "the URL changed"
-            );
-        }
-        if let Some(Ok(sink)) = SinkUrl::of(text) {
-            assert!(
-                SinkUrl::of(&sink.to_string()).is_some(),
-                "the URL is no sink's"
             );
         }
     }

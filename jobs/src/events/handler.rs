@@ -35,7 +35,6 @@ use kivu::{
 pub struct Handler {
     rules: Rules,
     cloud: Cloud,
-    sinks: Sinks,
     parquet: Parquet,
     interval: Duration,
     margin: Duration,
@@ -115,7 +114,7 @@ impl Handler {
     pub fn new(models: Vec<Model>, config: &Config, cloud: Cloud, sinks: Sinks) -> Result<Self> {
         let (queue, event_bus) = (&config.batch.queue, &config.batch.event_bus);
         Ok(Self {
-            rules: Rules::new(models, &config.batch)?,
+            rules: Rules::new(models, &config.batch, sinks)?,
             interval: Duration::from_millis(config.batch.save_ms),
             margin: Duration::from_millis(config.batch.margin_ms),
             queue: queue.as_deref().map(|url| cloud.queue(url)).transpose()?,
@@ -124,7 +123,6 @@ impl Handler {
                 .map(|name| cloud.event_bus(name))
                 .transpose()?,
             cloud,
-            sinks,
             parquet: Parquet::default(),
             requests: None,
         })
@@ -353,7 +351,6 @@ impl Invocation<'_> {
             trace: self.trace.clone(),
             interval: self.handler.interval,
             sink,
-            sinks: self.handler.sinks,
             parquet: self.handler.parquet,
             requests: self.handler.requests.clone(),
             ..Job::new(input, target, model, parameters)

@@ -6,7 +6,7 @@ use super::row_function::RowFunction;
 use crate::{
     input::format::NamedForm,
     job::parameters::Parameters,
-    sink::{SinkSettings, SinkUrl},
+    sink::{SinkSettings, Sinks},
 };
 use kivu::{
     config,
@@ -46,7 +46,7 @@ struct Rule {
 
 impl Rules {
     /// Parses the configuration. No output prefix may begin with an input prefix: outputs would become inputs.
-    pub fn new(models: Vec<Model>, config: &config::BatchConfig) -> Result<Self> {
+    pub fn new(models: Vec<Model>, config: &config::BatchConfig, sinks: Sinks) -> Result<Self> {
         let default = config::BatchRule {
             input: config.input.clone(),
             output: config.output.clone(),
@@ -63,11 +63,11 @@ impl Rules {
         callers.iter().copied().try_for_each(check_output)?;
         let rules = objects
             .into_iter()
-            .map(Rule::new)
+            .map(|rule| Rule::new(rule, sinks))
             .collect::<Result<Vec<_>>>()?;
         let callers = callers
             .into_iter()
-            .map(Rule::new)
+            .map(|rule| Rule::new(rule, sinks))
             .collect::<Result<Vec<_>>>()?;
         let written = callers.iter().filter(|rule| rule.bucket.is_some());
         for output in rules
@@ -267,7 +267,7 @@ fn check_output(rule: &config::BatchRule) -> Result<()> {
 }
 
 /// The rule's sink, if it has one.
-fn sink(rule: &config::BatchRule) -> Result<Option<SinkSettings>> {
+fn sink(rule: &config::BatchRule, sinks: Sinks) -> Result<Option<SinkSettings>> {
     let wrong =
         |found: &str| Error::config(format!("expected {found} in the rule for `{}`", rule.input));
     match rule.sink.as_deref() {
@@ -279,13 +279,13 @@ fn sink(rule: &config::BatchRule) -> Result<Option<SinkSettings>> {
             Err(wrong("no `sink`, which only files have,"))
         }
         Some(url) => {
-            SinkSettings::new(url.parse::<SinkUrl>()?, rule.id.as_deref(), &rule.metadata).map(Some)
+            SinkSettings::new(sinks.parse(url)?, rule.id.as_deref(), &rule.metadata).map(Some)
         }
     }
 }
 
 impl Rule {
-    fn new(rule: &config::BatchRule) -> Result<Self> {
+    fn new(rule: &config::BatchRule, sinks: Sinks) -> Result<Self> {
         let (bucket, output) = match Url::of_location(Path::new(&rule.output))? {
             Some(url) => (Some(url.bucket), url.key),
             None => (None, rule.output.clone()),
@@ -302,7 +302,7 @@ impl Rule {
             input: rule.input.clone(),
             bucket,
             output,
-            sink: sink(rule)?,
+            sink: sink(rule, sinks)?,
             parameters,
         })
     }
@@ -314,7 +314,12 @@ mod tests {
 
     #[test]
     fn markers_of_other_programs_are_hidden() {
-        let rules = Rules::new(Vec::new(), &config::BatchConfig::default()).unwrap();
+        let rules = Rules::new(
+            Vec::new(),
+            &config::BatchConfig::default(),
+            Sinks::default(),
+        )
+        .unwrap();
         let is_hidden = |key: &str| {
             rules.is_hidden(&Url {
                 bucket: "files".into(),
@@ -357,7 +362,9 @@ mod tests {
                 rules: vec![rule],
                 ..config::BatchConfig::default()
             };
-            Rules::new(Vec::new(), &config).unwrap_err().to_string()
+            Rules::new(Vec::new(), &config, Sinks::default())
+                .unwrap_err()
+                .to_string()
         };
         insta::assert_snapshot!(refused("a/", "S3://me:secret@bucket/out/", None), @"the URL begins with `S3:`, but has another form; begin it with `s3://`");
         insta::assert_snapshot!(refused("s3://bucket/a/", "b/", None), @"expected a key's prefix for a rule's `input`, such as `in/`, but found `s3://bucket/a/`; omit the bucket");

@@ -49,7 +49,7 @@ use super::{
         target::{Target, Writer},
     },
     rows::{CsvOptions, Layout, Parquet},
-    sink::{SinkSettings, SinkWriter, Sinks},
+    sink::{SinkSettings, SinkWriter},
 };
 use kivu::{
     error::{Error, Result},
@@ -85,8 +85,6 @@ pub struct Job {
     pub existing: Existing,
     /// Stores the vectors; then, the output gets only the rows that have errors.
     pub sink: Option<SinkSettings>,
-    /// The sinks that the program has.
-    pub sinks: Sinks,
     /// Reads and writes Parquet, if the program can.
     pub parquet: Parquet,
     /// The trace that the job's spans belong to.
@@ -150,7 +148,6 @@ impl Job {
             interval: Duration::MAX,
             existing,
             sink: None,
-            sinks: Sinks::default(),
             parquet: Parquet::default(),
             trace: None,
         }
@@ -431,7 +428,7 @@ impl Job {
             return Ok(None);
         };
         let dimensions = predictor.stored_dimensions()?;
-        SinkWriter::connect(&self.sinks, settings, dimensions, &table.shape.head).map(Some)
+        SinkWriter::connect(settings, dimensions, &table.shape.head).map(Some)
     }
 
     /// Rows in `input`, and an output in the form that its name selects.

@@ -11,8 +11,8 @@ use crate::{
 use kivu::{
     error::{Error, Result},
     model::ModelSettings,
-    names::{choice, named, names},
-    task::JobOptions,
+    names::{choice, described, named, names},
+    task::{JobOption, JobOptions, OptionForm},
 };
 
 /// Prefix for Kivu's metadata keys.
@@ -37,6 +37,51 @@ pub struct Parameters {
     /// Whether texts with too many tokens are truncated; otherwise they have errors. The default is `limits.truncate`.
     pub truncate: Option<bool>,
 }
+
+/// The options of all jobs, besides those of the model's task.
+pub static OPTIONS: [JobOption; 9] = [
+    JobOption::of_jobs(
+        "column",
+        OptionForm::Text,
+        "The text column [default: `text`, or another common name]",
+    ),
+    JobOption::of_jobs(
+        "format",
+        OptionForm::Choice(described::<Format>),
+        "INPUT's format [default: detected from the content]",
+    ),
+    JobOption::of_jobs(
+        "delimiter",
+        OptionForm::Text,
+        r"CSV: the character between fields, such as `;`, `\t` or `^A` [default: detected in the header]",
+    ),
+    JobOption::of_jobs(
+        "quote",
+        OptionForm::Text,
+        "CSV: the character around fields, or `none` if quotes are part of the fields [default: `\"`]",
+    ),
+    JobOption::of_jobs(
+        "escape",
+        OptionForm::Text,
+        r"CSV: the character before quotes within fields, such as `\`, or `none` if they are doubled [default: detected]",
+    ),
+    JobOption::of_jobs(
+        "null",
+        OptionForm::Text,
+        r"CSV: an unquoted field that means NULL, such as `\N` [default: an empty one, or `\N` with --escape and without quotes]",
+    ),
+    JobOption::of_jobs(
+        "header",
+        OptionForm::Flag,
+        "CSV: the first line is a row, and the columns are `column1`, `column2`, …",
+    ),
+    JobOption::of_jobs("query", OptionForm::Text, "The ranking query"),
+    JobOption::of_jobs(
+        "truncate",
+        OptionForm::Flag,
+        "Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]",
+    ),
+];
 
 impl Parameters {
     /// Parses a rule's parameters: `model`, `column`, and so on.
@@ -70,30 +115,16 @@ impl Parameters {
 
     fn with<'a>(mut self, options: impl Iterator<Item = (&'a str, &'a String)>) -> Result<Self> {
         for (name, value) in options {
-            let wrong = |expected: &str| {
-                Error::invalid(format!(
-                    "expected {expected} in the metadata `{PREFIX}{name}`, but found `{value}`"
-                ))
-            };
             match name {
                 "model" => self.model = Some(value.clone()),
-                "column" => self.column = Some(value.clone()),
-                "format" => {
-                    let format = named(value);
-                    self.format = Some(format.ok_or_else(|| wrong(&choice(&names::<Format>())))?);
-                }
-                "query" => self.query = Some(value.clone()),
-                "truncate" => {
-                    self.truncate = Some(value.parse().map_err(|_| wrong("`true` or `false`"))?)
-                }
                 // Kivu writes it to its outputs.
                 "job" => {}
-                _ => match self
-                    .csv
-                    .set(name, value)
-                    .or_else(|| self.options.set(name, value))
-                {
-                    Some(set) => set.map_err(|expected| wrong(&expected))?,
+                _ => match self.set(name, value) {
+                    Some(set) => set.map_err(|expected| {
+                        Error::invalid(format!(
+                            "expected {expected} in the metadata `{PREFIX}{name}`, but found `{value}`"
+                        ))
+                    })?,
                     None => {
                         return Err(Error::invalid(format!("unknown metadata `{PREFIX}{name}`")));
                     }
@@ -101,6 +132,27 @@ impl Parameters {
             }
         }
         Ok(self)
+    }
+
+    /// Sets an option, or returns the expected value if it has another form. `None` if there is no such option.
+    pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
+        match name {
+            "column" => self.column = Some(value.to_owned()),
+            "format" => match named(value) {
+                Some(format) => self.format = Some(format),
+                None => return Some(Err(choice(&names::<Format>()))),
+            },
+            "query" => self.query = Some(value.to_owned()),
+            "truncate" => match value.parse() {
+                Ok(truncate) => self.truncate = Some(truncate),
+                Err(_) => return Some(Err("`true` or `false`".to_owned())),
+            },
+            _ => {
+                let csv = self.csv.set(name, value);
+                return csv.or_else(|| self.options.set(name, value));
+            }
+        }
+        Some(Ok(()))
     }
 }
 

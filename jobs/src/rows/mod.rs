@@ -11,7 +11,7 @@ mod parquet;
 mod replace;
 mod request_lines;
 
-pub use self::csv::dialect::{CsvOptions, Mark, delimiter};
+pub use self::csv::dialect::{CsvOptions, Mark};
 pub use self::{
     chunk::{
         CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,

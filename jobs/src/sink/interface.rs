@@ -1,10 +1,9 @@
 //! The interface of sinks.
 
-use super::{
-    record::Record,
-    url::{OpenSearchUrl, PostgresUrl, SinkSettings, SinkUrl, VectorIndexId},
-};
-use kivu::{cloud::unsupported, error::Result};
+use std::{fmt, sync::Arc};
+
+use super::{record::Record, settings::SinkSettings};
+use kivu::error::{Error, Result, quoted};
 
 /// A refused record's place, and the reason.
 pub type Refusal = (usize, String);
@@ -21,61 +20,50 @@ pub trait Sink: Send {
     fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>>;
 }
 
-/// Connects to the sink at a URL, and checks that it stores vectors with this many dimensions.
-pub type Connect<U> = fn(&U, &SinkSettings, usize) -> Result<Box<dyn Sink>>;
+/// Where a sink stores records, as its URL says. Displayed without credentials.
+pub trait SinkUrl: fmt::Display + Send + Sync {
+    /// Names that metadata cannot have: the vector's, and the id's, which may be the input's column `id`.
+    fn taken<'a>(&'a self, id: &'a str) -> Vec<&'a str>;
 
-/// The sinks that a program has; by default none. A program contains the clients that it names here, and no others.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Sinks {
-    /// PostgreSQL with pgvector.
-    pub postgres: Option<Connect<PostgresUrl>>,
-    /// Amazon S3 Vectors.
-    pub s3_vectors: Option<Connect<VectorIndexId>>,
-    /// OpenSearch.
-    pub open_search: Option<Connect<OpenSearchUrl>>,
+    /// Connects, and checks that the sink stores vectors with this many dimensions.
+    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>>;
 }
 
-impl Sinks {
-    /// Connects to a sink, and checks that it stores vectors with this many dimensions.
-    pub fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
-        let missing = |name| move || unsupported(name);
-        match &settings.url {
-            SinkUrl::Postgres(url) => {
-                let connect = self.postgres.ok_or_else(missing("PostgreSQL"))?;
-                connect(url, settings, dimensions)
-            }
-            SinkUrl::S3Vectors(index) => {
-                let connect = self.s3_vectors.ok_or_else(missing("Amazon S3 Vectors"))?;
-                connect(index, settings, dimensions)
-            }
-            SinkUrl::OpenSearch(url) => {
-                let connect = self.open_search.ok_or_else(missing("OpenSearch"))?;
-                connect(url, settings, dimensions)
-            }
-        }
+impl fmt::Debug for dyn SinkUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A kind of sink.
+#[derive(Clone, Copy, Debug)]
+pub struct SinkKind {
+    /// Beginnings of its URLs.
+    pub schemes: &'static [&'static str],
+    /// Parses a URL with one of them.
+    pub parse: fn(&str) -> Result<Arc<dyn SinkUrl>>,
+}
 
-    #[test]
-    fn sinks_that_a_program_lacks_are_named() {
-        let refused = |url: &str| {
-            let settings = SinkSettings::new(url.parse().unwrap(), None, &[]).unwrap();
-            let refused = Sinks::default().connect(&settings, 2).err().unwrap();
-            refused.problem()
-        };
-        assert_eq!(
-            [
-                "postgres://h/d?table=t",
-                "s3vectors://bucket/index",
-                "opensearch+https://host/index",
-            ]
-            .map(refused),
-            ["PostgreSQL", "Amazon S3 Vectors", "OpenSearch"]
-                .map(|service| format!("this program has no support for {service}"))
-        );
+/// The sinks that a program has; by default none. A program contains the clients that it names here, and no others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sinks(pub &'static [SinkKind]);
+
+impl Sinks {
+    /// Parses a sink's URL; `None` for other outputs.
+    pub fn find(self, text: &str) -> Option<Result<Arc<dyn SinkUrl>>> {
+        let mut kinds = self.0.iter();
+        let kind = kinds.find(|kind| kind.schemes.iter().any(|scheme| text.starts_with(scheme)))?;
+        Some((kind.parse)(text))
+    }
+
+    /// Parses a sink's URL.
+    pub fn parse(self, text: &str) -> Result<Arc<dyn SinkUrl>> {
+        self.find(text).unwrap_or_else(|| {
+            let known: Vec<_> = self.0.iter().flat_map(|kind| kind.schemes).collect();
+            Err(Error::config(format!(
+                "expected the URL of a sink that this program has, which begins with one of {}, but found another value",
+                quoted(&known)
+            )))
+        })
     }
 }

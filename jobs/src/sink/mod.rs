@@ -6,12 +6,12 @@
 
 mod interface;
 mod record;
-mod url;
+mod settings;
 mod writer;
 
 pub use self::{
-    interface::{Connect, Refusal, Sink, Sinks},
+    interface::{Refusal, Sink, SinkKind, SinkUrl, Sinks},
     record::Record,
-    url::{OpenSearchUrl, PostgresUrl, SinkSettings, SinkUrl, VectorIndexId},
+    settings::SinkSettings,
     writer::SinkWriter,
 };

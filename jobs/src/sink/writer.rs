@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::{
-    interface::{Sink, Sinks},
+    interface::Sink,
     record::{self, Record, refusal},
-    url::SinkSettings,
+    settings::SinkSettings,
 };
 use crate::{
     output::answer::{Answers, RowError, RowResult},
@@ -49,15 +49,10 @@ pub struct SinkWriter {
 
 impl SinkWriter {
     /// Connects to the sink, and checks that the file's columns and the model's vectors fit.
-    pub fn connect(
-        sinks: &Sinks,
-        settings: &SinkSettings,
-        dimensions: usize,
-        head: &Head,
-    ) -> Result<Self> {
+    pub fn connect(settings: &SinkSettings, dimensions: usize, head: &Head) -> Result<Self> {
         let fields = Fields::new(head, settings.columns())?;
         Ok(Self::new(
-            sinks.connect(settings, dimensions)?,
+            settings.url.connect(settings, dimensions)?,
             fields,
             &settings.id,
             dimensions,

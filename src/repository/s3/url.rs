@@ -116,6 +116,9 @@ fn foreign(text: &str) -> Option<Error> {
         return None;
     }
     Some(match known {
+        Some(known) if text.starts_with(known) => Error::config(format!(
+            "this program has no support for URLs with `{name}:` here"
+        )),
         Some(known) => Error::config(format!(
             "the URL begins with `{name}:`, but has another form"
         ))
@@ -178,6 +181,7 @@ mod tests {
     fn urls_of_other_schemes_are_no_paths() {
         let refused = |text: &str| Url::of_location(Path::new(text)).unwrap_err().to_string();
         insta::assert_snapshot!(refused("Postgres://me:secret@host/db?table=t"), @"the URL begins with `Postgres:`, but has another form; begin it with `postgres://`");
+        insta::assert_snapshot!(refused("postgres://me:secret@host/db?table=t"), @"this program has no support for URLs with `postgres:` here");
         insta::assert_snapshot!(refused("https://me:secret@host/out.csv"), @"URLs with `https:` are not supported here, only those that begin with `s3://`, `s3vectors://`, `postgres://`, `postgresql://`, `opensearch+https://`, `opensearch+http://`, `arn:`; a path with a colon begins with `./`");
         insta::assert_snapshot!(refused("s3://me:secret@bucket/out.csv"), @"expected `s3://BUCKET/KEY`, but found `s3://bucket/out.csv`");
         for text in [

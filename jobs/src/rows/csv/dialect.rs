@@ -1,6 +1,6 @@
 //! How CSV fields are separated, quoted and escaped.
 
-use std::{borrow::Cow, str::FromStr};
+use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,20 +31,16 @@ pub enum Mark {
     Character(u8),
 }
 
-impl FromStr for Mark {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+impl Mark {
+    fn of(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(Self::None),
             _ => character(text)
                 .map(Self::Character)
-                .ok_or_else(|| format!("expected {CHARACTER}, or `none`")),
+                .ok_or_else(|| format!("{CHARACTER}, or `none`")),
         }
     }
-}
 
-impl Mark {
     fn character(self) -> Option<u8> {
         match self {
             Self::None => None,
@@ -61,11 +57,6 @@ impl From<Option<u8>> for Mark {
 
 /// The forms of a character in options.
 const CHARACTER: &str = "an ASCII character, itself or as `\\t`, `^A` or `\\x01`";
-
-/// Parses the character between fields.
-pub fn delimiter(text: &str) -> Result<u8, String> {
-    character(text).ok_or_else(|| format!("expected {CHARACTER}"))
-}
 
 /// An ASCII character, itself or as it is written in the options of databases: `\t`, `^A`, `\x01`, `\u0001`, `\001`.
 fn character(text: &str) -> Option<u8> {
@@ -84,12 +75,11 @@ impl CsvOptions {
     /// Sets an option by its name in rules and metadata, or returns the expected value. `None` if there is no such
     /// option.
     pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
-        let expected = |error: String| error.trim_start_matches("expected ").to_owned();
-        let mark = || value.parse().map(Some).map_err(expected);
+        let mark = || Mark::of(value).map(Some);
         let set = match name {
-            "delimiter" => delimiter(value)
+            "delimiter" => character(value)
                 .map(|found| self.delimiter = Some(found))
-                .map_err(expected),
+                .ok_or_else(|| CHARACTER.to_owned()),
             "quote" => mark().map(|found| self.quote = found),
             "escape" => mark().map(|found| self.escape = found),
             "null" => {

@@ -495,7 +495,11 @@ fn rows_of_two_settings_are_never_mixed() {
         .unwrap()
         .keys()
         .filter(|name| !["model", "options"].contains(&name.as_str()));
-    for name in own.cloned().chain(JobOptions::names()) {
+    for name in own.cloned().chain(
+        JobOptions::all()
+            .into_iter()
+            .map(|(option, _)| option.name.to_owned()),
+    ) {
         assert!(
             changes.iter().any(|(known, _)| *known == name),
             "add `{name}` to the changes"
