@@ -15,11 +15,11 @@ use super::{
     body::{self, ReadBody},
     rejection::Rejection,
 };
-use crate::{auth, service::app::App};
+use crate::{auth, fields, service::app::App};
 pub use kivu::json::{from_known, from_parameters, from_value};
 use kivu::{
     error::Error,
-    json::{self, Budget, Known, Tree},
+    json::{self, Budget, Tree},
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -58,12 +58,12 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
 
 /// A request's JSON body.
 pub trait RequestBody: DeserializeOwned + Send + 'static {
-    /// Its fields, if they do not depend on the model.
-    const KNOWN: Known;
+    /// The set of its fields in `fields.toml`, if they do not depend on the model.
+    const FIELDS: &str;
 }
 
 impl RequestBody for Tree {
-    const KNOWN: Known = &[];
+    const FIELDS: &str = fields::ANY;
 }
 
 /// A request with a JSON body, and the context in which it is handled.
@@ -261,7 +261,8 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 
 /// Parses JSON; errors name the field.
 pub fn parse<T: RequestBody>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
-    json::read_known(bytes, budget, T::KNOWN).map_err(|error| error.explain(bytes))
+    let known = fields::known(T::FIELDS)?;
+    json::read_known(bytes, budget, known).map_err(|error| error.explain(bytes))
 }
 
 /// The model that a body names.
@@ -285,11 +286,11 @@ mod tests {
     struct ParsedBy(ThreadId);
 
     impl RequestBody for ParsedBy {
-        const KNOWN: Known = &[];
+        const FIELDS: &str = fields::ANY;
     }
 
     impl RequestBody for bool {
-        const KNOWN: Known = &[];
+        const FIELDS: &str = fields::ANY;
     }
 
     impl<'de> Deserialize<'de> for ParsedBy {
@@ -391,7 +392,7 @@ mod tests {
             _inner: Option<Box<Self>>,
         }
         impl RequestBody for Outer {
-            const KNOWN: Known = &[];
+            const FIELDS: &str = fields::ANY;
         }
         let refusals = |body: Value| {
             let read = parse::<Outer>(body.to_string().as_bytes(), Budget::new(0, 1)).unwrap_err();

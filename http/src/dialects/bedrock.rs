@@ -6,7 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::cohere::{self, CohereEmbedRequest, Embedded, Message};
+use super::{
+    Dialect,
+    cohere::{self, CohereEmbedRequest, Embedded, Message},
+};
 use crate::{
     bodies::{
         inputs,
@@ -16,8 +19,11 @@ use crate::{
         truncation::Truncate,
         vectors::EncodingFormat,
     },
-    fields::others::{BEDROCK_EMBED, BEDROCK_RANK, TITAN},
-    service::models::caller_models::CallerModels,
+    fields::known,
+    service::{
+        models::caller_models::CallerModels,
+        route::{Api, Route, RouteMethod, Runs, post},
+    },
     tasks::ranking::{DocumentsRequest, RankedDocument, rank_documents},
 };
 use kivu::{
@@ -27,6 +33,47 @@ use kivu::{
     pipeline::{Input, Usage, embedding::VectorKind},
     task::embedding::EmbeddingParameters,
 };
+
+/// The routes.
+pub const BEDROCK: Api = Api {
+    name: "Amazon Bedrock",
+    description: "Embeddings and ranking with the AWS SDKs, in the formats of Titan and Cohere models.",
+    dialect: Dialect::Bedrock,
+    prefix: Some("/model/"),
+    routes: &[
+        INVOKE,
+        INVOKE.at("/model/{model}/{resource}/invoke", "bedrock_invoke_arn").summary(
+            "Run a model, as Bedrock does, by an ARN whose slash is not encoded, as API Gateway sends it",
+        ),
+    ],
+};
+
+const INVOKE: Route =
+    post!("/model/{model}/invoke", "bedrock_invoke", invoke, "Run a model, as Bedrock does")
+        .description(
+            "The body's fields select its format: `inputText` is Titan's, `texts` and `inputs` are Cohere Embed's, \
+             `query` and `documents` are those of the ranking models.",
+        )
+        .requests::<BedrockRequest>(&[
+            ("Titan", r#"{"inputText": "What is deep learning?", "embeddingTypes": ["float"]}"#),
+            ("Cohere Embed", r#"{"texts": ["What is deep learning?"], "input_type": "search_query"}"#),
+            ("ranking", r#"{"query": "egg", "documents": ["hen", "car"], "top_n": 1, "api_version": 2}"#),
+        ])
+        .responses::<BedrockResponse>(
+            "Titan's vector, Cohere's vectors, or the ranked documents.",
+            &[
+                (
+                    "Titan",
+                    r#"{"embedding": [-0.0679, -0.0329, 0.0216, 0.0002], "embeddingsByType": {"float": [-0.0679, -0.0329, 0.0216, 0.0002]}, "inputTextTokenCount": 7}"#,
+                ),
+                (
+                    "Cohere Embed",
+                    r#"{"id": "a5e5d0a2-6a7d-4a3e-8a39-d5e5c77e7d6a", "texts": ["What is deep learning?"], "embeddings": [[-0.0679, -0.0329, 0.0216, 0.0002]], "response_type": "embeddings_floats"}"#,
+                ),
+                ("ranking", r#"{"results": [{"index": 0, "relevance_score": 0.72}]}"#),
+            ],
+        )
+        .runs(Runs::Model);
 
 /// A body. Unknown fields are refused, as Bedrock does.
 #[derive(JsonSchema)]
@@ -172,15 +219,15 @@ pub async fn invoke(
     let model = served_name(&context.models, &id);
     match Form::of(&body)? {
         Form::Titan => {
-            check(&body, TITAN)?;
+            check(&body, known("Amazon Bedrock.titan")?)?;
             titan(&context, model, from_value(body)?).await
         }
         Form::CohereEmbed => {
-            check(&body, BEDROCK_EMBED)?;
+            check(&body, known("Amazon Bedrock.embed")?)?;
             cohere_embed(&context, model, from_value(body)?).await
         }
         Form::Ranking => {
-            check(&body, BEDROCK_RANK)?;
+            check(&body, known("Amazon Bedrock.rank")?)?;
             rank(&context, model, from_value(body)?).await
         }
     }

@@ -9,18 +9,15 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    bodies::{
-        inputs,
-        rejection::ApiResult,
-        request::{Context, JsonRequest, RequestBody},
-        response::with_usage,
-    },
-    fields,
+use crate::bodies::{
+    inputs,
+    rejection::ApiResult,
+    request::{Context, JsonRequest, RequestBody},
+    response::with_usage,
 };
 use kivu::{
     error::{Error, Result, quoted},
-    json::{Content, Known},
+    json::Content,
     model::Pipeline,
     pipeline::{
         Task, Usage,
@@ -72,7 +69,7 @@ pub struct ChatRequest {
 }
 
 impl RequestBody for ChatRequest {
-    const KNOWN: Known = fields::others::CHAT;
+    const FIELDS: &str = "body.chat";
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -3,19 +3,16 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    bodies::{
-        inputs,
-        rejection::ApiResult,
-        request::{JsonRequest, RequestBody},
-        response::by_model,
-        vectors::Form,
-    },
-    fields,
+use crate::bodies::{
+    inputs,
+    rejection::ApiResult,
+    request::{JsonRequest, RequestBody},
+    response::by_model,
+    vectors::Form,
 };
 use kivu::{
     error::{Error, Result},
-    json::{Content, Known},
+    json::Content,
     json_schemas::Inputs,
     pipeline::embedding::VectorKind,
     task::embedding::EmbeddingParameters,
@@ -38,7 +35,7 @@ pub struct ContentRequest {
 }
 
 impl RequestBody for ContentRequest {
-    const KNOWN: Known = fields::ollama::LLAMA_CPP;
+    const FIELDS: &str = "llama.cpp.embedding";
 }
 
 /// A text's vector.

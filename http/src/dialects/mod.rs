@@ -22,6 +22,7 @@ use axum::{
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::bodies::rejection::Rejection;
 
@@ -98,27 +99,17 @@ pub struct BedrockError {
     message: String,
 }
 
-/// An error body.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub enum ErrorBody {
-    Tei(TeiError),
-    OpenAi(OpenAiError),
-    Jina(JinaError),
-    Cohere(CohereError),
-    KServe(KServeError),
-    Bedrock(BedrockError),
+/// An error body, and its schema.
+pub struct ErrorBody {
+    pub json: Value,
+    pub schema: fn(&mut SchemaGenerator) -> Schema,
 }
 
 impl ErrorBody {
-    pub fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
-        match self {
-            Self::Tei(_) => generator.subschema_for::<TeiError>(),
-            Self::OpenAi(_) => generator.subschema_for::<OpenAiError>(),
-            Self::Jina(_) => generator.subschema_for::<JinaError>(),
-            Self::Cohere(_) => generator.subschema_for::<CohereError>(),
-            Self::KServe(_) => generator.subschema_for::<KServeError>(),
-            Self::Bedrock(_) => generator.subschema_for::<BedrockError>(),
+    fn new<T: Serialize + JsonSchema>(error: T) -> Self {
+        Self {
+            json: json!(error),
+            schema: SchemaGenerator::subschema_for::<T>,
         }
     }
 }
@@ -147,7 +138,7 @@ impl Dialect {
         match self {
             // TEI itself sends no body, so its clients read none.
             Self::Tei if status == StatusCode::UNAUTHORIZED => {
-                ErrorBody::KServe(KServeError { error: message })
+                ErrorBody::new(KServeError { error: message })
             }
             Self::Tei => {
                 let error_type = match status {
@@ -155,7 +146,7 @@ impl Dialect {
                     status if status.is_server_error() => "Backend",
                     _ => "Validation",
                 };
-                ErrorBody::Tei(TeiError {
+                ErrorBody::new(TeiError {
                     error: message,
                     error_type,
                 })
@@ -178,12 +169,12 @@ impl Dialect {
                     param: rejection.field().map(str::to_owned),
                     kind,
                 };
-                ErrorBody::OpenAi(OpenAiError { error })
+                ErrorBody::new(OpenAiError { error })
             }
-            Self::Jina => ErrorBody::Jina(JinaError { detail: message }),
-            Self::Cohere => ErrorBody::Cohere(CohereError { message }),
-            Self::KServe => ErrorBody::KServe(KServeError { error: message }),
-            Self::Bedrock => ErrorBody::Bedrock(BedrockError { message }),
+            Self::Jina => ErrorBody::new(JinaError { detail: message }),
+            Self::Cohere => ErrorBody::new(CohereError { message }),
+            Self::KServe => ErrorBody::new(KServeError { error: message }),
+            Self::Bedrock => ErrorBody::new(BedrockError { message }),
         }
     }
 
@@ -209,7 +200,7 @@ impl Dialect {
         }
         headers.remove(CONTENT_LENGTH);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        *response.body_mut() = Json(self.body(rejection)).into_response().into_body();
+        *response.body_mut() = Json(self.body(rejection).json).into_response().into_body();
     }
 }
 

@@ -15,13 +15,12 @@ use crate::{
         truncation::{BooleanOrTruncate, RequestedTruncation},
         vectors::{EncodingFormat, Form, Vector},
     },
-    fields,
     service::{app::App, models::caller_models::CallerModels},
 };
 use kivu::{
     backend::Deadline,
     error::{Error, Result},
-    json::{Content, Known},
+    json::Content,
     json_schemas::{Alias, InputsOrObjects},
     pipeline::{
         Input,
@@ -90,7 +89,7 @@ pub struct EmbeddingsRequest {
 }
 
 impl RequestBody for EmbeddingsRequest {
-    const KNOWN: Known = fields::embeddings::EMBEDDINGS;
+    const FIELDS: &str = "body.embeddings";
 }
 
 #[derive(Clone, Copy, Deserialize, JsonSchema)]

@@ -15,12 +15,11 @@ use crate::{
         response::{TokenUsage, with_usage},
         truncation::RequestedTruncation,
     },
-    fields,
     tasks::ranking::raw_scores,
 };
 use kivu::{
     error::{Error, Result},
-    json::{Content, Known},
+    json::Content,
     json_schemas::Texts,
     pipeline::{Usage, classification::ranking::RankingPipeline, sharing_turns},
     task::ranking::{Ranker, RankingParameters},
@@ -68,7 +67,7 @@ pub struct ScoreRequest {
 }
 
 impl RequestBody for ScoreRequest {
-    const KNOWN: Known = fields::ranking::SCORE;
+    const FIELDS: &str = "vLLM.score";
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -21,7 +21,7 @@ use crate::{
         request::{Context, FormOrJson, from_known},
         response::{OneOrMany, by_model, with_usage},
     },
-    fields,
+    fields::known,
     service::{app::App, models::caller_models::CallerModels},
     tasks::{
         detection::{self, DetectedLanguage},
@@ -224,11 +224,11 @@ pub async fn translate(FormOrJson(context, body): FormOrJson) -> ApiResult {
         "q" => {
             libre_translate(
                 &context,
-                from_known(body, fields::translation::LIBRE_TRANSLATE)?,
+                from_known(body, known("LibreTranslate.translate")?)?,
             )
             .await
         }
-        _ => translate_own(&context, from_known(body, fields::translation::TRANSLATE)?).await,
+        _ => translate_own(&context, from_known(body, known("kivu.translate")?)?).await,
     }
 }
 
@@ -304,7 +304,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> ApiR
 
 /// Translate texts, as DeepL does
 pub async fn deepl(FormOrJson(context, body): FormOrJson) -> ApiResult {
-    let body: DeepLRequest = from_known(body, fields::translation::DEEPL)?;
+    let body: DeepLRequest = from_known(body, known("DeepL.translate")?)?;
     let texts = inputs::texts("text", body.text, &context.texts)?;
     let split = match body.split_sentences.as_deref() {
         Some("0") => Split::WhenLong,

@@ -13,11 +13,10 @@ use crate::{
         response::{TokenUsage, with_usage},
         truncation::RequestedTruncation,
     },
-    fields,
     tasks::classification::score_function,
 };
 use kivu::{
-    json::{Content, Kind, Known},
+    json::{Content, Kind},
     json_schemas::Texts,
     pipeline::{
         Input,
@@ -53,7 +52,7 @@ pub struct LabelsRequest {
 }
 
 impl RequestBody for LabelsRequest {
-    const KNOWN: Known = fields::others::CLASSIFY;
+    const FIELDS: &str = "body.classify";
 }
 
 #[derive(Serialize, JsonSchema)]

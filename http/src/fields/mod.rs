@@ -1,40 +1,100 @@
-//! Every field in the request schemas of the imitated APIs: read, without effect on results, or refused.
-//!
-//! These tables decide which fields a request may have, and docs/request-fields.md is made from them. Kivu's own fields
-//! are in tables as well, since a name that is close to a known field is refused.
+//! Every field in the request schemas of the imitated APIs, from `fields.toml`: read, without effect on results, or refused.
 
-pub mod embeddings;
-pub mod hub;
-pub mod ollama;
-pub mod others;
-pub mod ranking;
-pub mod tei;
-pub mod translation;
+use std::{collections::BTreeMap, iter, sync::LazyLock};
 
-use kivu::json::{Fields, Refused};
+use serde::Deserialize;
 
-/// Where the other lists are empty.
-const NONE: Fields = Fields {
-    read: &[],
-    without_effect: &[],
-    refused: &[],
-    inner: &[],
+use kivu::{
+    error::{Error, Result},
+    json::{Fields, Known, Refused},
 };
 
-const fn refused(
-    name: &'static str,
-    unless: &'static [&'static str],
-    hint: &'static str,
-) -> Refused {
-    Refused { name, unless, hint }
+/// Bodies with any fields, or with fields that depend on the model.
+pub const ANY: &str = "";
+
+/// Sets of fields by group and name.
+type Groups = BTreeMap<String, BTreeMap<String, Set>>;
+
+/// Fields of an object; `fields.toml` describes them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Set {
+    uses: Vec<String>,
+    read: Vec<String>,
+    without_effect: Vec<String>,
+    refused: BTreeMap<String, Vec<String>>,
+    inner: BTreeMap<String, Vec<String>>,
+}
+
+/// The fields of all sets, by names such as `Ollama.embed`.
+static KNOWN: LazyLock<BTreeMap<String, Known>> = LazyLock::new(|| {
+    let groups: Groups = toml::from_str(include_str!("fields.toml")).unwrap_or_default();
+    let groups: &'static Groups = Box::leak(Box::new(groups));
+    let names = |(group, sets): (&String, &BTreeMap<String, Set>)| -> Vec<String> {
+        sets.keys().map(|name| format!("{group}.{name}")).collect()
+    };
+    let names = groups.iter().flat_map(names);
+    names
+        .map(|name| (name.clone(), all(groups, [&name])))
+        .collect()
+});
+
+/// The fields of a set in `fields.toml`.
+pub fn known(set: &str) -> Result<Known> {
+    let found = KNOWN.get(set).copied();
+    found
+        .or((set == ANY).then_some(&[]))
+        .ok_or_else(|| Error::inference(format!("no set `{set}` in `fields.toml`")))
+}
+
+/// The fields of these sets, and of those that they use.
+fn all<'a>(groups: &'static Groups, names: impl IntoIterator<Item = &'a String>) -> Known {
+    let fields = names.into_iter().flat_map(move |name| {
+        let (group, own) = name.rsplit_once('.').unwrap_or_default();
+        let set = groups.get(group).and_then(|sets| sets.get(own));
+        set.into_iter().flat_map(move |set| {
+            let own: &'static Fields = Box::leak(Box::new(set.fields(groups)));
+            iter::once(own).chain(all(groups, &set.uses).iter().copied())
+        })
+    });
+    fields.collect::<Vec<_>>().leak()
+}
+
+fn words(lists: &'static [String]) -> &'static [&'static str] {
+    let words = lists.iter().flat_map(|words| words.split(' '));
+    words.collect::<Vec<_>>().leak()
+}
+
+impl Set {
+    /// Its own fields.
+    fn fields(&'static self, groups: &'static Groups) -> Fields {
+        let refused = self.refused.iter().filter_map(|(name, refused)| {
+            let (hint, unless) = refused.split_first()?;
+            let unless: Vec<&str> = unless.iter().map(String::as_str).collect();
+            Some(Refused {
+                name,
+                unless: unless.leak(),
+                hint,
+            })
+        });
+        let inner = self.inner.iter();
+        let inner = inner.map(|(field, sets)| (field.as_str(), all(groups, sets)));
+        Fields {
+            read: words(&self.read),
+            without_effect: words(&self.without_effect),
+            refused: refused.collect::<Vec<_>>().leak(),
+            inner: inner.collect::<Vec<_>>().leak(),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, fs, path::Path, ptr};
+    use std::{collections::BTreeSet, fs, path::Path};
 
     use schemars::{JsonSchema, SchemaGenerator};
     use serde_json::{Value, json};
+    use toml::{Table, Value as Item};
 
     use super::*;
     use crate::scripted::ask;
@@ -68,7 +128,6 @@ mod tests {
         },
     };
     use kivu::{
-        json::Known,
         pipeline::generation::GenerationOptions,
         task::{
             classification::{ClassificationParameters, ZeroShotParameters},
@@ -76,126 +135,57 @@ mod tests {
         },
     };
 
-    /// Tables with Kivu's own fields.
-    const OWN: &[&Fields] = &[
-        &hub::KIVU_TOKENS,
-        &hub::REDACTION,
-        &tei::COMMON,
-        &tei::KIVU_EMBED,
-        &tei::KIVU_RERANK,
-    ];
+    /// Groups without documentation: Kivu's own fields, and bodies with several sets.
+    const OWN: [&str; 2] = ["kivu", "body"];
+
+    fn tables() -> Table {
+        include_str!("fields.toml").parse().unwrap()
+    }
 
     /// Published request schemas: the API, the body, and its fields.
-    const PUBLISHED: &[(&str, &str, &Fields)] = &[
-        ("OpenAI", "embeddings", &embeddings::OPENAI),
-        ("OpenAI", "chat completions", &others::OPENAI_CHAT),
-        (
-            "text-embeddings-inference",
-            "`/embed`, `/embed_all`, `/embed_sparse`",
-            &tei::EMBED_FIELDS,
-        ),
-        (
-            "text-embeddings-inference",
-            "`/predict`",
-            &tei::PREDICT_FIELDS,
-        ),
-        ("text-embeddings-inference", "`/rerank`", &tei::RERANK),
-        (
-            "text-embeddings-inference",
-            "`/similarity`",
-            &tei::SIMILARITY_FIELDS,
-        ),
-        (
-            "text-embeddings-inference",
-            "`/tokenize`",
-            &tei::TOKENIZE_FIELDS,
-        ),
-        (
-            "text-embeddings-inference",
-            "`/decode`",
-            &tei::DECODE_FIELDS,
-        ),
-        (
-            "text-embeddings-inference",
-            "`/v1/embeddings`",
-            &embeddings::OPENAI,
-        ),
-        ("model hub", "`feature-extraction`", &hub::FEATURES_BODY),
-        (
-            "model hub",
-            "`text-classification`",
-            &hub::CLASSIFICATION_BODY,
-        ),
-        ("model hub", "`token-classification`", &hub::TOKENS_BODY),
-        (
-            "model hub",
-            "`zero-shot-classification`",
-            &hub::ZERO_SHOT_BODY,
-        ),
-        (
-            "model hub",
-            "`sentence-similarity`",
-            &tei::SIMILARITY_FIELDS,
-        ),
-        ("model hub", "`text-ranking`", &hub::RANKING_BODY),
-        (
-            "model hub",
-            "`translation`, `summarization`, `text2text-generation`",
-            &hub::GENERATION_BODY,
-        ),
-        ("Cohere", "`/v2/embed`", &others::COHERE_EMBED_V2),
-        ("Cohere", "`/v1/embed`", &others::COHERE_EMBED_V1),
-        ("Cohere", "`/v2/rerank`", &ranking::COHERE_V2),
-        ("Cohere", "`/v1/rerank`", &ranking::COHERE_V1),
-        ("Jina", "embeddings", &embeddings::JINA),
-        ("Jina", "ranking", &ranking::JINA),
-        ("Voyage", "embeddings", &embeddings::VOYAGE),
-        ("Voyage", "ranking", &ranking::VOYAGE),
-        (
-            "Amazon Bedrock",
-            "Titan Text Embeddings",
-            &others::TITAN_FIELDS,
-        ),
-        (
-            "Amazon Bedrock",
-            "Cohere Embed",
-            &others::BEDROCK_EMBED_FIELDS,
-        ),
-        (
-            "Amazon Bedrock",
-            "Cohere Rerank, Amazon Rerank",
-            &others::BEDROCK_RANK_FIELDS,
-        ),
-        ("Ollama", "`/api/embed`", &ollama::EMBED_FIELDS),
-        ("Ollama", "`/api/embeddings`", &ollama::EMBEDDINGS_FIELDS),
-        ("Ollama", "`/api/show`", &ollama::SHOW_FIELDS),
-        ("Ollama", "`/api/pull`", &ollama::PULL_FIELDS),
-        ("DeepL", "`/v2/translate`", &translation::DEEPL_FIELDS),
-        (
-            "LibreTranslate",
-            "`/translate`",
-            &translation::LIBRE_TRANSLATE_FIELDS,
-        ),
-        ("LibreTranslate", "`/detect`", &translation::DETECT_FIELDS),
-        ("KServe v2", "inference", &others::KSERVE_INFER),
-        ("KServe v2", "repository index", &others::KSERVE_INDEX),
-        ("Vertex AI", "`/vertex`", &tei::VERTEX_FIELDS),
-        ("vLLM", "embeddings", &embeddings::VLLM),
-        ("vLLM", "`/rerank`", &ranking::VLLM),
-        ("vLLM", "`/score`", &ranking::VLLM_SCORE),
-        ("vLLM", "`/classify`", &others::VLLM_CLASSIFY),
-        ("NVIDIA", "embeddings", &embeddings::NVIDIA),
-        (
-            "NVIDIA",
-            "chat completions for GLiNER",
-            &others::NVIDIA_CHAT,
-        ),
-        ("Mistral", "embeddings", &embeddings::MISTRAL),
-        ("infinity", "`/rerank`", &ranking::INFINITY),
-        ("llama.cpp", "`/embedding`", &ollama::LLAMA_CPP_FIELDS),
-        ("llama.cpp", "`/reranking`", &ranking::LLAMA_CPP),
-        ("GLiNER2", "`/gliner-2`", &others::GLINER2),
-    ];
+    fn published() -> Vec<(String, String, Known)> {
+        let rows = tables().into_iter().flat_map(|(api, requests)| {
+            let rows = requests
+                .as_table()
+                .unwrap()
+                .iter()
+                .filter_map(|(name, set)| {
+                    let request = set.get("request")?.as_str()?.to_owned();
+                    let known = known(&format!("{api}.{name}")).unwrap();
+                    Some((api.clone(), request, known))
+                });
+            rows.collect::<Vec<_>>()
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn sets_have_known_parts() {
+        let keys = [
+            "inner",
+            "read",
+            "refused",
+            "request",
+            "uses",
+            "without_effect",
+        ];
+        for (group, sets) in tables() {
+            for (name, set) in sets.as_table().unwrap() {
+                let set = set.as_table().unwrap();
+                let is_own = OWN.contains(&group.as_str());
+                assert!(!is_own || !set.contains_key("request"), "{name}");
+                assert!(set.keys().all(|key| keys.contains(&key.as_str())), "{name}");
+                let inner = set.get("inner").and_then(Item::as_table);
+                let lists = inner
+                    .into_iter()
+                    .flat_map(Table::values)
+                    .chain(set.get("uses"));
+                for used in lists.flat_map(|list| list.as_array().unwrap()) {
+                    known(used.as_str().unwrap()).unwrap();
+                }
+            }
+        }
+    }
 
     /// Rows of a table, with the paths of inner fields, and the number of fields.
     fn add_rows(path: &str, fields: &Fields, rows: &mut [Vec<String>; 3]) {
@@ -214,8 +204,10 @@ mod tests {
             }
         }));
         for (name, known) in fields.inner {
-            let is_published = |inner: &&&Fields| !OWN.iter().any(|own| ptr::eq(*own, **inner));
-            for inner in known.iter().filter(is_published) {
+            let own = tables()["kivu"].as_table().unwrap().clone();
+            let is_own = |name| super::known(&format!("kivu.{name}")).unwrap()[0].read;
+            let own: Vec<_> = own.keys().map(is_own).collect();
+            for inner in known.iter().filter(|inner| !own.contains(&inner.read)) {
                 add_rows(&format!("{path}{name}."), inner, rows);
             }
         }
@@ -223,12 +215,14 @@ mod tests {
 
     /// docs/request-fields.md.
     fn page() -> String {
-        let (mut tables, mut counts, mut api_before) = (String::new(), [0; 3], "");
+        let (mut tables, mut counts, mut api_before) = (String::new(), [0; 3], String::new());
         let mut apis = 0;
-        for (api, body, fields) in PUBLISHED {
+        for (api, body, known) in published() {
             let mut rows = <[Vec<String>; 3]>::default();
-            add_rows("", fields, &mut rows);
-            if *api != api_before {
+            for fields in known {
+                add_rows("", fields, &mut rows);
+            }
+            if api != api_before {
                 tables += &format!(
                     "\n## {api}\n\n| request | supported | without effect | refused |\n|---|---|---|---|\n"
                 );
@@ -249,9 +243,9 @@ mod tests {
              the table that asks for nothing.\n- APIs that share a route share their fields.\n- Other fields are \
              ignored, except for names of four or more characters within two edits of a field's (one for four), such as \
              `dimension`, which are refused with the right name. Fields of documents are not compared.\n\n\
-             This page is made from the tables in `http/src/fields`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
+             This page is made from `http/src/fields/fields.toml`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
             read + without_effect + refused,
-            PUBLISHED.len(),
+            published().len(),
         )
     }
 
@@ -282,8 +276,8 @@ mod tests {
     }
 
     /// Fields in the tables that are read, and not in the type, and the opposite.
-    fn differences<T: JsonSchema>(known: Known) -> BTreeSet<String> {
-        let read = known.iter().flat_map(|fields| fields.read);
+    fn differences<T: JsonSchema>(set: &str) -> BTreeSet<String> {
+        let read = known(set).unwrap().iter().flat_map(|fields| fields.read);
         let read: BTreeSet<String> = read.map(|name| (*name).to_owned()).collect();
         &read ^ &properties::<T>()
     }
@@ -291,7 +285,7 @@ mod tests {
     /// Differences of bodies with their tables.
     macro_rules! differences {
         ($($body:ty),* $(,)?) => {
-            [$((stringify!($body), differences::<$body>(<$body>::KNOWN))),*]
+            [$((stringify!($body), differences::<$body>(<$body>::FIELDS))),*]
         };
     }
 
@@ -328,28 +322,33 @@ mod tests {
         ("LabelsRequest", {"labels"})
         ("PredictRequest", {"labels"})
         "#);
-        const SIMILARITY: Known = &[&tei::SIMILARITY_FIELDS];
         let found = [
-            ("rerank", differences::<RerankRequest>(ranking::TEXTS)),
-            ("similarity", differences::<SimilarityRequest>(SIMILARITY)),
-            ("titan", differences::<TitanRequest>(others::TITAN)),
+            ("rerank", differences::<RerankRequest>("body.tei_rerank")),
+            (
+                "similarity",
+                differences::<SimilarityRequest>("text-embeddings-inference.similarity"),
+            ),
+            ("titan", differences::<TitanRequest>("Amazon Bedrock.titan")),
             (
                 "embed",
-                differences::<BedrockEmbedRequest>(others::BEDROCK_EMBED),
+                differences::<BedrockEmbedRequest>("Amazon Bedrock.embed"),
             ),
             (
                 "rank",
-                differences::<BedrockRankRequest>(others::BEDROCK_RANK),
+                differences::<BedrockRankRequest>("Amazon Bedrock.rank"),
             ),
-            ("deepl", differences::<DeepLRequest>(translation::DEEPL)),
+            ("deepl", differences::<DeepLRequest>("DeepL.translate")),
             (
                 "libre",
-                differences::<LibreTranslateRequest>(translation::LIBRE_TRANSLATE),
+                differences::<LibreTranslateRequest>("LibreTranslate.translate"),
             ),
-            ("detect", differences::<DetectRequest>(translation::DETECT)),
+            (
+                "detect",
+                differences::<DetectRequest>("LibreTranslate.detect"),
+            ),
             (
                 "translate",
-                differences::<TranslateRequest>(translation::TRANSLATE),
+                differences::<TranslateRequest>("kivu.translate"),
             ),
         ];
         // A name that may be in `parameters`, too.
@@ -359,8 +358,12 @@ mod tests {
     /// Parameters in the model hub's bodies.
     #[test]
     fn the_tables_have_the_parameters_of_all_tasks() {
-        let missing = |names: BTreeSet<String>, known: Known| {
-            let listed: BTreeSet<&str> = known.iter().flat_map(|fields| fields.names()).collect();
+        let missing = |names: BTreeSet<String>, set: &str| {
+            let listed: BTreeSet<&str> = known(set)
+                .unwrap()
+                .iter()
+                .flat_map(|fields| fields.names())
+                .collect();
             let missing = names
                 .into_iter()
                 .filter(|name| !listed.contains(name.as_str()));
@@ -372,30 +375,30 @@ mod tests {
                 "classification",
                 missing(
                     properties::<ClassificationParameters>(),
-                    hub::CLASSIFICATION,
+                    "body.classification",
                 ),
             ),
             (
                 "tokens",
-                missing(properties::<TokenClassificationParameters>(), hub::TOKENS),
+                missing(properties::<TokenClassificationParameters>(), "body.tokens"),
             ),
             (
                 "entities",
-                missing(properties::<ZeroShotEntitiesParameters>(), hub::ENTITIES),
+                missing(properties::<ZeroShotEntitiesParameters>(), "body.entities"),
             ),
             (
                 "zero-shot",
-                missing(properties::<ZeroShotParameters>(), hub::ZERO_SHOT),
+                missing(properties::<ZeroShotParameters>(), "body.zero_shot"),
             ),
-            ("generation", missing(generation, hub::GENERATION)),
+            ("generation", missing(generation, "body.generation")),
         ];
         insta::assert_snapshot!(lines(&found), @"");
     }
 
     #[test]
     fn each_field_is_in_one_list() {
-        for (api, body, fields) in PUBLISHED {
-            let names: Vec<&str> = fields.names().collect();
+        for (api, body, known) in published() {
+            let names: Vec<&str> = known.iter().flat_map(|fields| fields.names()).collect();
             let different: BTreeSet<&&str> = names.iter().collect();
             assert_eq!(different.len(), names.len(), "{api} {body}");
         }

@@ -1,7 +1,5 @@
 //! All routes. The router, access control, error bodies and the OpenAPI document are made from this table.
 
-mod bedrock;
-mod cohere;
 mod gliner2;
 mod hub;
 mod kserve;
@@ -16,7 +14,7 @@ use axum::{Router, extract::State, http::Method};
 
 use super::{
     bodies::rejection::ApiResult,
-    dialects::Dialect,
+    dialects::{Dialect, bedrock, cohere},
     page,
     service::{
         app::App,
@@ -27,7 +25,7 @@ use super::{
 use kivu::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: [Api; 15] = [
+static APIS: &[Api] = &[
     tei::TEI,
     openai::OPENAI,
     hub::HUB,
@@ -120,5 +118,5 @@ pub fn dialect(path: &str) -> Dialect {
 }
 
 async fn document(State(app): State<Arc<App>>) -> ApiResult {
-    openapi::respond(&app, &APIS)
+    openapi::respond(&app, APIS)
 }

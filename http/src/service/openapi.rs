@@ -27,7 +27,7 @@ use crate::{
         content_encoding::unsupported,
         rejection::{ApiResult, Rejection},
     },
-    dialects::Dialect,
+    dialects::{Dialect, ErrorBody},
 };
 use kivu::error::{Error, Result};
 
@@ -368,9 +368,9 @@ fn add_errors(
             continue;
         }
         *response = json!({ "description": meaning });
-        let body = dialect.body(&rejection);
-        let schema = body.schema(generator);
-        response["content"]["application/json"] = json!({ "schema": schema, "example": body });
+        let ErrorBody { json, schema } = dialect.body(&rejection);
+        let body = json!({ "schema": schema(generator), "example": json });
+        response["content"]["application/json"] = body;
     }
 }
 

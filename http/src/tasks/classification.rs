@@ -3,18 +3,15 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::{
-    bodies::{
-        inputs::{self, RequestTexts},
-        rejection::ApiResult,
-        request::{Context, JsonRequest, RequestBody},
-        response::{OneOrMany, check_predictions, predictions, with_usage},
-    },
-    fields,
+use crate::bodies::{
+    inputs::{self, RequestTexts},
+    rejection::ApiResult,
+    request::{Context, JsonRequest, RequestBody},
+    response::{OneOrMany, check_predictions, predictions, with_usage},
 };
 use kivu::{
     error::Result,
-    json::{Content, Kind, Known, flattened},
+    json::{Content, Kind, flattened},
     json_schemas::{OneOrManyClassified, Pairs, Texts},
     model::Model,
     pipeline::{
@@ -73,7 +70,7 @@ pub struct PredictRequest {
 }
 
 impl RequestBody for PredictRequest {
-    const KNOWN: Known = fields::tei::PREDICT;
+    const FIELDS: &str = "body.predict";
 }
 
 /// Classify texts

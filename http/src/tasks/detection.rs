@@ -12,7 +12,7 @@ use crate::{
         request::{Context, FormOrJson, from_known},
         response::with_usage,
     },
-    fields,
+    fields::known,
     service::models::caller_models::CallerModels,
 };
 use kivu::{
@@ -128,7 +128,7 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
 
 /// Identify a text's language
 pub async fn detect(FormOrJson(context, body): FormOrJson) -> ApiResult {
-    let body: DetectRequest = from_known(body, fields::translation::DETECT)?;
+    let body: DetectRequest = from_known(body, known("LibreTranslate.detect")?)?;
     if !body.q.is_text() {
         return Err(Error::invalid("expected `q` to be a string")
             .with_hint("send one request per text")

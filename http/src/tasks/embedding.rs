@@ -18,12 +18,12 @@ use crate::{
         response::with_usage,
         vectors::{EncodingFormat, Form, Vector},
     },
-    fields,
+    fields::known,
     service::models::caller_models::CallerModels,
 };
 use kivu::{
     error::{Error, Result},
-    json::{self, Content, FromJson, Kind, Known, Tree, check},
+    json::{self, Content, FromJson, Kind, Tree, check},
     json_schemas::{Inputs, OneText, Texts},
     pipeline::{
         Input,
@@ -71,7 +71,7 @@ impl EmbedRequest {
 }
 
 impl RequestBody for EmbedRequest {
-    const KNOWN: Known = fields::tei::EMBED;
+    const FIELDS: &str = "body.embed";
 }
 
 impl<'de> FromJson<'de> for EmbedRequest {
@@ -330,7 +330,7 @@ pub async fn similarity(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> 
 
 /// Parses the body for comparing sentences, whose options may be in `parameters` or beside `inputs`.
 pub fn similarity_request(body: Value) -> Result<SimilarityRequest> {
-    check(&body, fields::tei::SIMILARITY)?;
+    check(&body, known("body.similarity")?)?;
     match body {
         Value::Object(fields) => request::from_value(HubBody::read(fields, false)?.in_parameters()),
         other => request::from_value(other),

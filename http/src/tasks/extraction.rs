@@ -3,17 +3,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    bodies::{
-        inputs,
-        rejection::ApiResult,
-        request::{JsonRequest, RequestBody},
-        response::{OneOrMany, with_usage},
-    },
-    fields,
+use crate::bodies::{
+    inputs,
+    rejection::ApiResult,
+    request::{JsonRequest, RequestBody},
+    response::{OneOrMany, with_usage},
 };
 use kivu::{
-    json::{Content, Known, flattened},
+    json::{Content, flattened},
     json_schemas::Texts,
     model::Pipeline,
     pipeline::{Task, entities::extraction::Ordered},
@@ -35,7 +32,7 @@ pub struct ExtractionRequest {
 }
 
 impl RequestBody for ExtractionRequest {
-    const KNOWN: Known = fields::others::EXTRACTION;
+    const FIELDS: &str = "body.extraction";
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -39,7 +39,7 @@ use super::{
         },
         response::{BACKEND, TRUNCATED, truncated_header},
     },
-    fields,
+    fields::known,
 };
 use kivu::{
     error::{Error, Result},
@@ -108,7 +108,7 @@ async fn run_task(
 ) -> ApiResult {
     let scope = context.scope();
     check_parameters(model, &body)?;
-    check(&body, known_fields(&model.pipeline))?;
+    check(&body, known_fields(&model.pipeline)?)?;
     let body = with_options(&model.pipeline, body, form)?;
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
@@ -138,16 +138,16 @@ async fn run_task(
 }
 
 /// The fields of bodies for a model's task.
-fn known_fields(pipeline: &Pipeline) -> Known {
-    match pipeline {
-        Pipeline::Embedding(_) => fields::hub::FEATURES,
-        Pipeline::Classification(_) => fields::hub::CLASSIFICATION,
-        Pipeline::TokenClassification(_) => fields::hub::TOKENS,
-        Pipeline::ZeroShotEntities(_) => fields::hub::ENTITIES,
-        Pipeline::ZeroShot(_) => fields::hub::ZERO_SHOT,
-        Pipeline::Ranking(_) => fields::hub::RANKING,
-        Pipeline::Translation(_) | Pipeline::TextToText(_) => fields::hub::GENERATION,
-    }
+fn known_fields(pipeline: &Pipeline) -> Result<Known> {
+    known(match pipeline {
+        Pipeline::Embedding(_) => "body.features",
+        Pipeline::Classification(_) => "body.classification",
+        Pipeline::TokenClassification(_) => "body.tokens",
+        Pipeline::ZeroShotEntities(_) => "body.entities",
+        Pipeline::ZeroShot(_) => "body.zero_shot",
+        Pipeline::Ranking(_) => "body.ranking",
+        Pipeline::Translation(_) | Pipeline::TextToText(_) => "body.generation",
+    })
 }
 
 /// The body with all options in one place: those in the model hub's `parameters`, and those beside them. TEI's own bodies
@@ -227,7 +227,7 @@ pub struct VertexRequest {
 }
 
 impl RequestBody for VertexRequest {
-    const KNOWN: Known = fields::tei::VERTEX;
+    const FIELDS: &str = "Vertex AI.vertex";
 }
 
 /// Run the first model for several requests, as Vertex AI does

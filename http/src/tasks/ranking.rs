@@ -14,11 +14,11 @@ use crate::{
         response::{Rank, TokenUsage, by_model, with_usage},
         truncation::{BooleanOrTruncate, RequestedTruncation},
     },
-    fields,
+    fields::known,
 };
 use kivu::{
     error::{Error, Result},
-    json::{Content, Known, Tree, flattened},
+    json::{Content, Tree, flattened},
     json_schemas::{Object, Text, TextOrObject, Texts},
     pipeline::{
         Usage,
@@ -110,13 +110,13 @@ pub async fn rerank(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiR
         .into()),
         (false, true) => {
             refuse_others(&body, DOCUMENTS, TEXTS)?;
-            documents_with(&context, from_known(body, fields::ranking::RERANK)?).await
+            documents_with(&context, from_known(body, known("body.rerank")?)?).await
         }
         (has_texts, false) => {
             if has_texts {
                 refuse_others(&body, TEXTS, DOCUMENTS)?;
             }
-            let body: RerankRequest = from_known(body, fields::ranking::RERANK)?;
+            let body: RerankRequest = from_known(body, known("body.rerank")?)?;
             let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
             rerank_with(&context, &pipeline, body).await
         }
@@ -124,14 +124,15 @@ pub async fn rerank(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiR
 }
 
 /// A form of `/rerank`: the field that it has in place of the other form's, and all fields.
-type Form = (&'static str, Known);
-const TEXTS: Form = ("texts", fields::ranking::TEXTS);
-const DOCUMENTS: Form = ("documents", fields::ranking::DOCUMENTS);
+type Form = (&'static str, &'static str);
+const TEXTS: Form = ("texts", "body.tei_rerank");
+const DOCUMENTS: Form = ("documents", "body.documents");
 
 /// Refuses fields that only the other form reads.
-fn refuse_others(body: &Value, (form, known): Form, (other, others): Form) -> Result<()> {
+fn refuse_others(body: &Value, (form, own): Form, (other, others): Form) -> Result<()> {
+    let (own, others) = (known(own)?, known(others)?);
     let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-    let is_read = |name: &str| known.iter().any(|fields| fields.read.contains(&name));
+    let is_read = |name: &str| own.iter().any(|fields| fields.read.contains(&name));
     let mut others = others.iter().flat_map(|fields| fields.read);
     match others.find(|name| has(name) && !is_read(name)) {
         Some(name) => Err(Error::invalid(format!(
@@ -176,7 +177,7 @@ pub async fn rerank_with(
 }
 
 impl RequestBody for DocumentsRequest {
-    const KNOWN: Known = fields::ranking::DOCUMENTS;
+    const FIELDS: &str = "body.documents";
 }
 
 #[derive(Default, Deserialize, JsonSchema)]

@@ -5,17 +5,14 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::BYTES_PER_VALUE;
-use crate::{
-    bodies::{
-        inputs,
-        rejection::ApiResult,
-        request::{JsonRequest, RequestBody},
-        response::OneOrMany,
-    },
-    fields,
+use crate::bodies::{
+    inputs,
+    rejection::ApiResult,
+    request::{JsonRequest, RequestBody},
+    response::OneOrMany,
 };
 use kivu::{
-    json::{Content, Known, flattened},
+    json::{Content, flattened},
     json_schemas::Texts,
     pipeline::redaction::placeholders::Restored,
     task::entities::RestorationParameters,
@@ -33,7 +30,7 @@ pub struct RestoreRequest {
 }
 
 impl RequestBody for RestoreRequest {
-    const KNOWN: Known = fields::hub::RESTORE;
+    const FIELDS: &str = "kivu.restore";
 }
 
 /// Put originals back

@@ -6,17 +6,14 @@ use axum::Json;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::{
-    bodies::{
-        inputs,
-        rejection::ApiResult,
-        request::{Context, JsonRequest, RequestBody},
-    },
-    fields,
+use crate::bodies::{
+    inputs,
+    rejection::ApiResult,
+    request::{Context, JsonRequest, RequestBody},
 };
 use kivu::{
     error::Error,
-    json::{Content, Known},
+    json::Content,
     json_schemas::{Texts, TokenIdLists},
     task::tokens::{TextToken, TokenParameters},
 };
@@ -47,7 +44,7 @@ pub struct TokenizeRequest {
 }
 
 impl RequestBody for TokenizeRequest {
-    const KNOWN: Known = fields::tei::TOKENIZE;
+    const FIELDS: &str = "body.tokenize";
 }
 
 fn yes() -> bool {
@@ -96,7 +93,7 @@ pub struct DecodeRequest {
 }
 
 impl RequestBody for DecodeRequest {
-    const KNOWN: Known = fields::tei::DECODE;
+    const FIELDS: &str = "body.decode";
 }
 
 pub async fn decode(

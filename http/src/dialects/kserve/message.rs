@@ -13,18 +13,15 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use crate::{
-    bodies::{
-        body_memory::RequestMemory,
-        rejection::ApiResult,
-        request::{self, RequestBody},
-        response::{by_model, model_headers},
-    },
-    fields,
+use crate::bodies::{
+    body_memory::RequestMemory,
+    rejection::ApiResult,
+    request::{self, RequestBody},
+    response::{by_model, model_headers},
 };
 use kivu::{
     error::{Error, Result, quoted},
-    json::{self, Budget, FromJson, Kind, Known},
+    json::{self, Budget, FromJson, Kind},
     pipeline::{Usage, generation::GenerationOptions},
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
@@ -132,7 +129,7 @@ struct OutputRequest {
 }
 
 impl RequestBody for InferRequest {
-    const KNOWN: Known = fields::others::INFER;
+    const FIELDS: &str = "KServe v2.inference";
 }
 
 impl InferRequest {

@@ -30,7 +30,7 @@ use crate::{
 use kivu::{
     backend::Deadline,
     error::{Error, Result},
-    json::{Budget, Known},
+    json::Budget,
     model::{Entry, ModelState},
 };
 
@@ -78,7 +78,7 @@ pub struct IndexRequest {
 }
 
 impl RequestBody for IndexRequest {
-    const KNOWN: Known = fields::others::INDEX;
+    const FIELDS: &str = "KServe v2.repository_index";
 }
 
 /// The body that loads or unloads a model, which may be empty.
@@ -91,7 +91,7 @@ pub struct LoadRequest {
 
 impl RequestBody for LoadRequest {
     // Other parameters than `unload_dependents` are refused.
-    const KNOWN: Known = &[];
+    const FIELDS: &str = fields::ANY;
 }
 
 impl LoadRequest {

@@ -10,19 +10,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::keep_alive::KeepAlive;
-use crate::{
-    bodies::{
-        inputs::{self, RequestTexts},
-        rejection::ApiResult,
-        request::{Context, OllamaCall, RequestBody},
-        response::by_model,
-        vectors::Form,
-    },
-    fields,
+use crate::bodies::{
+    inputs::{self, RequestTexts},
+    rejection::ApiResult,
+    request::{Context, OllamaCall, RequestBody},
+    response::by_model,
+    vectors::Form,
 };
 use kivu::{
     error::{Error, Result, at_text},
-    json::{Content, Known},
+    json::Content,
     json_schemas::{OptionalText, OptionalTexts},
     model::{Model, ModelState},
     pipeline::embedding::Embeddings,
@@ -50,7 +47,7 @@ pub struct OllamaEmbedRequest {
 }
 
 impl RequestBody for OllamaEmbedRequest {
-    const KNOWN: Known = fields::ollama::EMBED;
+    const FIELDS: &str = "Ollama.embed";
 }
 
 /// Ollama's options, most of which have no effect on vectors.
@@ -79,7 +76,7 @@ pub struct OllamaEmbeddingsRequest {
 }
 
 impl RequestBody for OllamaEmbeddingsRequest {
-    const KNOWN: Known = fields::ollama::EMBEDDINGS;
+    const FIELDS: &str = "Ollama.embeddings";
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -12,10 +12,9 @@ use crate::{
         rejection::ApiResult,
         request::{OllamaCall, RequestBody},
     },
-    fields,
     service::models::caller_models::CallerModels,
 };
-use kivu::{json::Known, json_schemas::Object, model::Entry};
+use kivu::{json_schemas::Object, model::Entry};
 
 /// When models leave that stay as long as others do not need their memory, in seconds since 1970: the end of the year
 /// 9999, the last one that all clients read.
@@ -31,7 +30,7 @@ pub struct OllamaShowRequest {
 }
 
 impl RequestBody for OllamaShowRequest {
-    const KNOWN: Known = fields::ollama::SHOW;
+    const FIELDS: &str = "Ollama.show";
 }
 
 #[derive(Serialize, JsonSchema)]

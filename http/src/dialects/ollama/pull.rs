@@ -22,10 +22,9 @@ use crate::{
         rejection::{ApiResult, Rejection},
         request::{Context, OllamaCall, RequestBody},
     },
-    fields,
     service::{app::App, models::pull::FetchProgress},
 };
-use kivu::{backend::Deadline, error::Error, json::Known};
+use kivu::{backend::Deadline, error::Error};
 
 /// The last line's status.
 const SUCCESS: &str = "success";
@@ -44,7 +43,7 @@ pub struct OllamaPullRequest {
 }
 
 impl RequestBody for OllamaPullRequest {
-    const KNOWN: Known = fields::ollama::PULL;
+    const FIELDS: &str = "Ollama.pull";
 }
 
 /// A line of the response; the last one has the status `success` or an error.

@@ -119,6 +119,7 @@ const RENEWED: [(&str, &[&str]); 7] = [
             "core/src/pipeline/seq2seq/unknown_text.rs",
             "engine/src/panels.rs",
             "engine/src/rotary.rs",
+            "http/src/fields/mod.rs",
             "http/src/page/mod.rs",
             "onnx/src/library.rs",
             "text/src/models/cl100k.rs",
