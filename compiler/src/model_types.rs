@@ -1,19 +1,24 @@
-//! Encoder families: a row per `model_type` with what its files leave to the classes in `transformers`.
+//! Encoder families: what their files leave to the classes in `transformers`, as `family` in `keys/keys.toml`.
 //!
-//! A family's layers are read by its reader in `encoder/families`, and its keys without effect are in `keys/keys.toml`.
+//! A family's layers are read by its reader in `encoder/families`.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use serde::Deserialize;
 
 /// Properties that a `model_type` determines, whatever else is in the files.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Family {
-    pub model_type: &'static str,
     /// Fields with the sizes of the layers.
-    pub sizes: &'static SizeFields,
+    pub sizes: Sizes,
     pub positions: FirstPosition,
     pub tokenizer: TokenizerFiles,
     /// The tokenizer's class if no file names one, without `Fast`; empty if the model's class has none.
-    pub tokenizer_class: &'static str,
-    /// The only classes with the tokenizer that the model's class has; empty if it reads those of other families, too.
-    pub own_tokenizer_classes: &'static [&'static str],
+    pub tokenizer_class: String,
+    /// Whether only the classes of version 5 of `transformers`, which makes other classes' tokenizers from their vocabularies,
+    /// have its tokenizer.
+    pub has_own_tokenizer: bool,
     /// Whether the tokenizer is that of version 5 of `transformers`, in which `tokenizer.json` decides on a space before a text.
     pub is_newer: bool,
     /// Whether the tokenizer returns token types if no file names its class.
@@ -21,7 +26,7 @@ pub struct Family {
     /// Number of token types if no file says.
     pub types: usize,
     /// The class with a masked language model's head, for sparse vectors.
-    pub masked_class: Option<&'static str>,
+    pub masked_class: Option<String>,
     /// Whether it computes longer texts than its files declare.
     pub is_unlimited: bool,
     /// Code outside of `transformers` that Kivu implements.
@@ -30,13 +35,54 @@ pub struct Family {
     pub jina: Option<Jina>,
 }
 
+impl Default for Family {
+    fn default() -> Self {
+        Self {
+            sizes: Sizes::Shared,
+            positions: FirstPosition::Zero,
+            tokenizer: TokenizerFiles::Any,
+            tokenizer_class: String::new(),
+            has_own_tokenizer: false,
+            is_newer: false,
+            returns_types: true,
+            types: 0,
+            masked_class: None,
+            is_unlimited: false,
+            code: None,
+            jina: None,
+        }
+    }
+}
+
 /// Families of Jina's own code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Jina {
     /// jina-embeddings-v2.
     V2,
     /// jina-embeddings-v3 in its authors' form.
     V3,
+}
+
+/// Classes' names for the fields with sizes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sizes {
+    Shared,
+    Distilbert,
+    Neobert,
+    Nomic,
+}
+
+impl Sizes {
+    pub fn fields(self) -> &'static SizeFields {
+        match self {
+            Self::Shared => &SizeFields::SHARED,
+            Self::Distilbert => &SizeFields::DISTILBERT,
+            Self::Neobert => &SizeFields::NEOBERT,
+            Self::Nomic => &SizeFields::NOMIC,
+        }
+    }
 }
 
 /// Names of the fields for sizes. Some classes have two names for a field.
@@ -80,7 +126,8 @@ impl SizeFields {
 }
 
 /// The row of a position table for a text's first token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum FirstPosition {
     Zero,
     /// The row after the padding id.
@@ -90,7 +137,8 @@ pub enum FirstPosition {
 }
 
 /// The files with a tokenizer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum TokenizerFiles {
     /// `tokenizer.json`, or the vocabulary of its class.
     Any,
@@ -108,12 +156,14 @@ pub enum TokenizerFiles {
 }
 
 /// Custom model code: the files, and the prefix of the class names.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Code {
-    pub files: &'static [&'static str],
-    pub classes: &'static str,
+    pub files: Vec<String>,
+    pub classes: String,
     /// SHA-256 of the known files; empty if their names are enough.
-    pub known: &'static [&'static str],
+    #[serde(default)]
+    pub known: Vec<String>,
 }
 
 /// The module that rounds vectors to 8 bits (pplx-embed-v1), with its file.
@@ -125,289 +175,52 @@ pub const QUANTIZERS: [&str; 2] = [
     "b132c54f5bedc836649c07ca8eb6232c9a65604c86687783588d215d1704c7a1",
 ];
 
-/// The defaults of most families.
-const fn family(model_type: &'static str) -> Family {
-    Family {
-        model_type,
-        sizes: &SizeFields::SHARED,
-        positions: FirstPosition::Zero,
-        tokenizer: TokenizerFiles::Any,
-        tokenizer_class: "",
-        own_tokenizer_classes: &[],
-        is_newer: false,
-        returns_types: true,
-        types: 0,
-        masked_class: None,
-        is_unlimited: false,
-        code: None,
-        jina: None,
+/// All families, by `model_type`.
+static FAMILIES: LazyLock<BTreeMap<String, Family>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct Row {
+        family: Option<Family>,
     }
-}
-
-/// BERT and its successors with token types.
-const fn bert(model_type: &'static str, tokenizer_class: &'static str) -> Family {
-    Family {
-        tokenizer_class,
-        types: 2,
-        ..family(model_type)
+    #[derive(Deserialize)]
+    struct Keys {
+        encoder: BTreeMap<String, Row>,
     }
-}
-
-/// RoBERTa and its successors.
-const fn roberta(model_type: &'static str, tokenizer_class: &'static str) -> Family {
-    Family {
-        positions: FirstPosition::AfterPadding,
-        tokenizer: TokenizerFiles::BytePairs,
-        tokenizer_class,
-        returns_types: false,
-        ..family(model_type)
-    }
-}
-
-/// Families without a position table.
-const fn unlimited(model_type: &'static str) -> Family {
-    Family {
-        is_unlimited: true,
-        ..family(model_type)
-    }
-}
-
-/// Families that only version 5 of `transformers` has. It makes other classes' tokenizers from their vocabularies.
-const fn newer(model_type: &'static str) -> Family {
-    Family {
-        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
-        is_newer: true,
-        ..unlimited(model_type)
-    }
-}
-
-const fn gemma(model_type: &'static str) -> Family {
-    Family {
-        tokenizer_class: "GemmaTokenizer",
-        ..unlimited(model_type)
-    }
-}
-
-const fn t5(model_type: &'static str) -> Family {
-    Family {
-        tokenizer: TokenizerFiles::T5,
-        ..unlimited(model_type)
-    }
-}
-
-const fn code(files: &'static [&'static str], classes: &'static str) -> Option<Code> {
-    known_code(files, classes, &[])
-}
-
-const fn known_code(
-    files: &'static [&'static str],
-    classes: &'static str,
-    known: &'static [&'static str],
-) -> Option<Code> {
-    Some(Code {
-        files,
-        classes,
-        known,
-    })
-}
-
-/// LFM2 that attends to all tokens: in LFM2.5-Encoder-350M, and in `tests/fixtures/models`.
-const LFM2_CODE: [&str; 2] = [
-    "f171f518be2a07da48b17fdea5655cad0a2452ab548e90e8ae903143686647e2",
-    "c1c7413824c33a5f62f1fa60728c03867a15fb46b46c440298298ea1eea8630e",
-];
-/// Qwen3 that attends to all tokens: in pplx-embed-v1-0.6b (two files), and in `tests/fixtures/models`.
-const PPLX_CODE: [&str; 4] = [
-    "baf57b645c7ca3f9e2bd57bd0de82c540c7b455665f1b0ef5ee2f29d60cb8ed5",
-    "e914aa73614c91703364c77917313da0821ea04a14d73a7836b5cb40abab1671",
-    "fda4b97412e0e0b918a25f3370a1b3beead2ff0c0897ec82bd25773c2ac4c096",
-    "3e3071942ca0609b7dd19a180e5566ad17f0a1c8e29d11e6fead92e4bd221027",
-];
-/// The same with a projection: in voyage-4-nano, and in `tests/fixtures/models`.
-const VOYAGE_CODE: [&str; 2] = [
-    "f4340347ce92a764e6ce6dc76fb4e412a6ab876dd33e61a9ed4de7595c697728",
-    "1c8400bf55846da87ab1587fc12d77dcea5931e0de3d30148ec23e2fb65a70a8",
-];
-
-/// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 42] = [
-    Family {
-        masked_class: Some("BertForMaskedLM"),
-        code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
-        jina: Some(Jina::V2),
-        ..bert("bert", "BertTokenizer")
-    },
-    Family {
-        sizes: &SizeFields::DISTILBERT,
-        tokenizer_class: "DistilBertTokenizer",
-        masked_class: Some("DistilBertForMaskedLM"),
-        ..family("distilbert")
-    },
-    Family {
-        masked_class: Some("RobertaForMaskedLM"),
-        ..roberta("roberta", "RobertaTokenizer")
-    },
-    Family {
-        masked_class: Some("XLMRobertaForMaskedLM"),
-        code: code(
-            &[
-                "configuration_xlm_roberta",
-                "modeling_lora",
-                "modeling_xlm_roberta",
-            ],
-            "XLMRoberta",
-        ),
-        jina: Some(Jina::V3),
-        ..roberta("xlm-roberta", "XLMRobertaTokenizer")
-    },
-    roberta("camembert", ""),
-    roberta("data2vec-text", "RobertaTokenizer"),
-    roberta("xlm-roberta-xl", "XLMRobertaTokenizer"),
-    roberta("roberta-prelayernorm", "RobertaTokenizer"),
-    bert("electra", "ElectraTokenizer"),
-    bert("ernie", "BertTokenizer"),
-    bert("albert", "AlbertTokenizer"),
-    bert("megatron-bert", "BertTokenizer"),
-    bert("mobilebert", "BertTokenizer"),
-    // Its own tokenizer divides Chinese by a dictionary: see `tokenizer_classes.rs`.
-    bert("roformer", "RoFormerTokenizer"),
-    Family {
-        tokenizer: TokenizerFiles::BertBytePairs,
-        tokenizer_class: "DebertaTokenizer",
-        ..family("deberta")
-    },
-    family("deberta-v2"),
-    Family {
-        positions: FirstPosition::AfterFixedPadding(1),
-        tokenizer_class: "MPNetTokenizer",
-        returns_types: false,
-        masked_class: Some("MPNetForMaskedLM"),
-        ..family("mpnet")
-    },
-    Family {
-        masked_class: Some("ModernBertForMaskedLM"),
-        ..unlimited("modernbert")
-    },
-    Family {
-        sizes: &SizeFields::NEOBERT,
-        tokenizer_class: "BertTokenizer",
-        code: code(&["model"], "NeoBERT"),
-        ..family("neobert")
-    },
-    Family {
-        sizes: &SizeFields::NOMIC,
-        tokenizer: TokenizerFiles::Nomic,
-        code: code(
-            &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"],
-            "NomicBert",
-        ),
-        ..unlimited("nomic_bert")
-    },
-    Family {
-        tokenizer: TokenizerFiles::BytePairs,
-        tokenizer_class: "XLMRobertaTokenizer",
-        ..family("jina_embeddings_v3")
-    },
-    Family {
-        code: code(
-            &[
-                "configuration_jina_embeddings_v5",
-                "modeling_jina_embeddings_v5",
-            ],
-            "JinaEmbeddingsV5",
-        ),
-        ..unlimited("jina_embeddings_v5")
-    },
-    Family {
-        masked_class: Some("NewForMaskedLM"),
-        code: code(&["configuration", "modeling"], "New"),
-        ..unlimited("new")
-    },
-    Family {
-        tokenizer: TokenizerFiles::Gte,
-        masked_class: Some("GteForMaskedLM"),
-        code: code(
-            &[
-                "configuration_hf_alibaba_nlp_gte",
-                "modeling_hf_alibaba_nlp_gte",
-            ],
-            "Gte",
-        ),
-        ..unlimited("gte")
-    },
-    Family {
-        code: code(&["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
-        ..newer("eurobert")
-    },
-    Family {
-        masked_class: Some("UltrabertForMaskedLM"),
-        ..newer("ultrabert")
-    },
-    unlimited("llama"),
-    unlimited("mistral"),
-    Family {
-        is_newer: true,
-        ..unlimited("ministral3")
-    },
-    // Version 4.57 has it, too, but no other tokenizers.
-    Family {
-        code: known_code(
-            &["modeling_lfm2_bidirectional"],
-            "Lfm2Bidirectional",
-            &LFM2_CODE,
-        ),
-        ..newer("lfm2")
-    },
-    unlimited("qwen2"),
-    Family {
-        code: known_code(
-            &["modeling_qwen3_bidirectional"],
-            "Qwen3Bidirectional",
-            &VOYAGE_CODE,
-        ),
-        ..unlimited("qwen3")
-    },
-    Family {
-        code: known_code(&["configuration", "modeling"], "PPLXQwen3", &PPLX_CODE),
-        ..unlimited("bidirectional_pplx_qwen3")
-    },
-    gemma("gemma"),
-    gemma("gemma2"),
-    gemma("gemma3_text"),
-    newer("openai_privacy_filter"),
-    newer("embedding_gemma2"),
-    newer("embedding_gemma2_text"),
-    t5("t5"),
-    t5("mt5"),
-    Family {
-        tokenizer: TokenizerFiles::Bart,
-        tokenizer_class: "BartTokenizer",
-        ..family("bart")
-    },
-];
+    // `keys` reports errors in the file.
+    let keys: Option<Keys> = toml::from_str(include_str!("keys/keys.toml")).ok();
+    let rows = keys.into_iter().flat_map(|keys| keys.encoder);
+    rows.filter_map(|(model_type, row)| Some((model_type, row.family?)))
+        .collect()
+});
 
 impl Family {
     /// The family of a `model_type`, if it is supported.
     pub fn named(model_type: &str) -> Option<&'static Self> {
-        FAMILIES
-            .iter()
-            .find(|family| family.model_type == model_type)
+        FAMILIES.get(model_type)
     }
 
     /// Whether a file is code that is compared with a known file.
     pub fn compares_code(file: &str) -> bool {
-        let codes = FAMILIES.iter().filter_map(|family| family.code.as_ref());
+        let codes = FAMILIES.values().filter_map(|family| family.code.as_ref());
         let mut known = codes.filter(|code| !code.known.is_empty());
-        let is_of_family = |name: &str| known.any(|code| code.files.contains(&name));
+        let is_of_family = |name: &str| known.any(|code| code.has(name));
         file == QUANTIZER_FILE || file.strip_suffix(".py").is_some_and(is_of_family)
     }
 
     /// Supported `model_type`s.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        FAMILIES.iter().map(|family| family.model_type)
+        FAMILIES.keys().map(String::as_str)
     }
     /// Classes with a masked language model's head, for sparse vectors.
     pub fn masked_classes() -> impl Iterator<Item = &'static str> {
-        FAMILIES.iter().filter_map(|family| family.masked_class)
+        FAMILIES
+            .values()
+            .filter_map(|family| family.masked_class.as_deref())
+    }
+}
+
+impl Code {
+    /// Whether a file without its ending is among the code.
+    pub fn has(&self, file: &str) -> bool {
+        self.files.iter().any(|own| own == file)
     }
 }

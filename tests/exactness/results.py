@@ -1,6 +1,7 @@
 """The results of `transformers` and sentence-transformers for a model, by its kind."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import own_code
@@ -15,6 +16,7 @@ from transformers import (
 
 IS_OLD = transformers.__version__.startswith("4.")
 FLOAT32 = {"dtype": torch.float32}
+KEYS = tomllib.loads((Path(__file__).parents[2] / "compiler/src/keys/keys.toml").read_text())["encoder"]
 
 
 # Models with towers, whose processors need packages that the environment leaves out.
@@ -86,8 +88,8 @@ def limit(pipe):
     """The tokens of a text that Kivu reads. The pipelines themselves truncate only if the tokenizer has a limit."""
     config = pipe.model.config
     # The rows up to the padding's belong to no token.
-    with_padding = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text")
-    unused = config.pad_token_id + 1 if config.model_type in with_padding else 0
+    family = KEYS.get(config.model_type, {}).get("family", {})
+    unused = config.pad_token_id + 1 if family.get("positions") == "after-padding" else 0
     return min(pipe.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 512) - unused)
 
 

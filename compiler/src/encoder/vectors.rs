@@ -111,7 +111,7 @@ pub fn name_masked_class(
     weights: &Weights,
 ) -> Result<()> {
     let family = Family::named(file.model_type()).filter(|_| !file.names_head());
-    let Some(class) = family.and_then(|family| family.masked_class) else {
+    let Some(class) = family.and_then(|family| family.masked_class.as_deref()) else {
         return Ok(());
     };
     let is_sparse = match layout(&plan.folder)? {

@@ -3,7 +3,6 @@
 //! Which keys an encoder's reader reads is recorded by `ConfigFile`. Only `keys.toml` says which others a file may have.
 
 mod rules;
-mod tokenizer_classes;
 mod walk;
 
 pub use self::walk::{Kind, check};

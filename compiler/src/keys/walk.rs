@@ -10,10 +10,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
 use sha2::{Digest, Sha256};
 
-use super::{
-    rules::{Allowed, Document, Rules},
-    tokenizer_classes,
-};
+use super::rules::{Allowed, Document, Rules};
 use crate::{
     encoder::{
         DEFAULT_ENCODER, EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, ENCODER_CONFIG, GLINER,
@@ -33,7 +30,7 @@ use crate::{
     },
     sentence_transformers::{MODEL2VEC, TEMPLATE, TRANSFORMER, has_scores},
     seq2seq::{self, t5},
-    tokenizers::tokenizer_config,
+    tokenizers::{classes, tokenizer_config},
 };
 use kivu::{
     error::{Error, Result, quoted},
@@ -251,7 +248,7 @@ impl Walk<'_> {
             return compared.map_or(Ok(()), |code| {
                 let mut files = files.iter();
                 files.try_for_each(|file| {
-                    self.known_file(folder, ("auto_map", &format!("{file}.py")), code.known)
+                    self.known_file(folder, ("auto_map", &format!("{file}.py")), &code.known)
                 })
             });
         }
@@ -277,10 +274,13 @@ impl Walk<'_> {
         &mut self,
         folder: &ModelFolder,
         (key, file): (&str, &str),
-        known: &[&str],
+        known: &[impl AsRef<str>],
     ) -> Result<()> {
         let found = read_if_exists(&folder.join(file))?.map(|code| hex(&Sha256::digest(&code)));
-        if found.as_deref().is_some_and(|found| known.contains(&found)) {
+        if known
+            .iter()
+            .any(|known| found.as_deref() == Some(known.as_ref()))
+        {
             return Ok(());
         }
         let found = found.map_or("no such file".to_owned(), |found| {
@@ -354,19 +354,20 @@ impl Walk<'_> {
         let class = tokenizer_config::class(folder)?;
         let base = class.trim_end_matches("Fast");
         let is_known = match kind {
-            Kind::Gliner => tokenizer_classes::is_known_for_words(base),
+            Kind::Gliner => classes::is_known_for_words(base),
             _ => {
                 let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-                tokenizer_classes::is_known(base, model.model_type())
+                classes::is_known(base, model.model_type())
             }
         };
         if !class.is_empty() && !is_known {
-            let expected = tokenizer_classes::expected(base);
+            let expected = classes::expected(base);
             let class = Value::String(class.clone());
             self.allowed
                 .pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
         }
-        let mut sets = vec!["tokenizer.shared", tokenizer_classes::keys(base)];
+        let keys = classes::keys(base);
+        let mut sets = vec!["tokenizer.shared", keys.as_str()];
         if kind == Kind::Seq2Seq {
             sets.push("tokenizer.generator");
         }
@@ -566,11 +567,11 @@ impl Walk<'_> {
 
 /// The set of keys in an encoder's `config.json`, besides those that its reader asks for; `None` for other families.
 fn encoder_keys(config: &ConfigFile) -> Option<String> {
-    let family = Family::named(config.model_type())?;
+    Family::named(config.model_type())?;
     Some(match jina_of(config) {
         Ok(Some(Jina::V2)) => "encoder.jina".to_owned(),
         Ok(Some(Jina::V3)) => "encoder.jina_v3".to_owned(),
-        _ => format!("encoder.{}", family.model_type),
+        _ => format!("encoder.{}", config.model_type()),
     })
 }
 
@@ -581,7 +582,7 @@ fn is_known_code(model_type: &str, code: &str) -> bool {
     };
     Family::named(model_type)
         .and_then(|family| family.code.as_ref())
-        .is_some_and(|code| code.files.contains(&file) && class.starts_with(code.classes))
+        .is_some_and(|code| code.has(file) && class.starts_with(&code.classes))
 }
 
 /// The file and the class of an `auto_map` entry.

@@ -2,56 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
+use super::classes;
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder},
     model_types::Family,
 };
 use kivu::error::Result;
-
-/// Classes with tokenizers that return no token types.
-const WITHOUT_TYPES: [&str; 40] = [
-    "BartTokenizer",
-    "BarthezTokenizer",
-    "BigBirdTokenizer",
-    "BlenderbotTokenizer",
-    "BloomTokenizer",
-    "CLIPTokenizer",
-    "CamembertTokenizer",
-    "CodeGenTokenizer",
-    "CodeLlamaTokenizer",
-    "CohereTokenizer",
-    "DPRReaderTokenizer",
-    "DistilBertTokenizer",
-    "GPT2Tokenizer",
-    "GPTNeoXTokenizer",
-    "GemmaTokenizer",
-    "LEDTokenizer",
-    "LayoutLMv3Tokenizer",
-    "LayoutXLMTokenizer",
-    "LlamaTokenizer",
-    "LongformerTokenizer",
-    "MBart50Tokenizer",
-    "MBartTokenizer",
-    "MPNetTokenizer",
-    "MT5Tokenizer",
-    "MvpTokenizer",
-    "NllbTokenizer",
-    "NougatTokenizer",
-    "OpenAIGPTTokenizer",
-    "PegasusTokenizer",
-    "Qwen2Tokenizer",
-    "ReformerTokenizer",
-    "RetriBertTokenizer",
-    "RobertaTokenizer",
-    "SeamlessM4TTokenizer",
-    "T5Tokenizer",
-    // In version 5 of `transformers`, the only one with this class.
-    "TokenizersBackend",
-    "UdopTokenizer",
-    "WhisperTokenizer",
-    "XGLMTokenizer",
-    "XLMRobertaTokenizer",
-];
 
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.
@@ -70,7 +26,7 @@ pub fn returns_types(folder: &ModelFolder, config: &ConfigFile) -> Result<bool> 
         .get::<String>("tokenizer_class")?
         .or(model.get("tokenizer_class")?);
     Ok(match class {
-        Some(class) => !WITHOUT_TYPES.contains(&class.trim_end_matches("Fast")),
+        Some(class) => classes::returns_types(class.trim_end_matches("Fast")),
         None => family.is_none_or(|family| family.returns_types),
     })
 }

@@ -186,8 +186,8 @@ pub fn class(folder: &ModelFolder) -> Result<String> {
         }
         Some(class) => class,
         None => family
-            .map_or("", |family| family.tokenizer_class)
-            .to_owned(),
+            .map(|family| family.tokenizer_class.clone())
+            .unwrap_or_default(),
     })
 }
 

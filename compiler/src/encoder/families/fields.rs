@@ -119,7 +119,7 @@ fn padding(config: &ConfigFile) -> Result<Option<i64>> {
 }
 
 fn sizes(config: &ConfigFile) -> &'static SizeFields {
-    Family::named(config.model_type()).map_or(&SizeFields::ANY, |family| family.sizes)
+    Family::named(config.model_type()).map_or(&SizeFields::ANY, |family| family.sizes.fields())
 }
 
 /// Activation named by the first field present; GELU by default.

@@ -291,6 +291,19 @@ mod tests {
     }
 
     #[test]
+    fn each_model_type_has_a_reader() {
+        assert_eq!(Family::names().count(), 42);
+        for name in Family::names() {
+            let fields = Map::from_iter([("model_type".to_owned(), json!(name))]);
+            let refused = read(&ConfigFile::new("config.json", fields)).unwrap_err();
+            assert!(
+                !refused.to_string().contains("`model_type`"),
+                "{name}: {refused}"
+            );
+        }
+    }
+
+    #[test]
     fn odd_configs_are_refused_by_name() {
         let refusals = [
             changed("tiny-bert", "is_decoder", json!(true)),

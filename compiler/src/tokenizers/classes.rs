@@ -1,0 +1,102 @@
+//! Tokenizer classes, from `classes.toml`, without the `Fast` at the end of their names.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use serde::Deserialize;
+
+use crate::model_types::Family;
+
+/// A class; `classes.toml` describes the fields.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Class {
+    is_supported: bool,
+    is_for_texts: bool,
+    keys: String,
+    returns_types: bool,
+}
+
+impl Default for Class {
+    fn default() -> Self {
+        Self {
+            is_supported: false,
+            is_for_texts: false,
+            keys: "tokenizer.other".to_owned(),
+            returns_types: true,
+        }
+    }
+}
+
+static CLASSES: LazyLock<BTreeMap<String, Class>> =
+    LazyLock::new(|| toml::from_str(include_str!("classes.toml")).unwrap_or_default());
+
+/// Translators' classes, which put language tokens around texts, or have no `tokenizer.json`. Translators are built like
+/// these only, whatever class is named.
+const TRANSLATORS: [(&str, &str); 5] = [
+    ("m2m_100", "M2M100Tokenizer"),
+    ("m2m_100", "NllbTokenizer"),
+    ("marian", "MarianTokenizer"),
+    ("mbart", "MBart50Tokenizer"),
+    ("mbart", "MBartTokenizer"),
+];
+
+/// Classes of version 5 of `transformers` for models' own tokenizers.
+const OWN: [&str; 2] = ["PreTrainedTokenizer", "TokenizersBackend"];
+
+/// Whether a class is supported in models of GLiNER, which read words.
+pub fn is_known_for_words(class: &str) -> bool {
+    let class = CLASSES.get(class);
+    class.is_some_and(|class| class.is_supported && !class.is_for_texts)
+}
+
+/// Whether a class is supported.
+pub fn is_known(class: &str, model_type: &str) -> bool {
+    if Family::named(model_type).is_some_and(|family| family.has_own_tokenizer) {
+        return OWN.contains(&class);
+    }
+    match TRANSLATORS
+        .iter()
+        .any(|(translator, _)| *translator == model_type)
+    {
+        true => TRANSLATORS.contains(&(model_type, class)),
+        false => CLASSES.get(class).is_some_and(|class| class.is_supported),
+    }
+}
+
+/// Whether a class returns token types, which distinguish the texts in a pair.
+pub fn returns_types(class: &str) -> bool {
+    CLASSES.get(class).is_none_or(|class| class.returns_types)
+}
+
+/// The supported class to use in place of an unsupported one.
+pub fn expected(class: &str) -> &'static str {
+    match class {
+        "RoFormerTokenizer" => {
+            "a `tokenizer_class` that divides texts without a dictionary (jieba's is not part of Kivu)"
+        }
+        _ => "a `tokenizer_class` that matches `tokenizer.json`",
+    }
+}
+
+/// The set of keys for a class.
+pub fn keys(class: &str) -> String {
+    let class = CLASSES.get(class);
+    class.map_or(Class::default().keys, |class| class.keys.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_models_have_classes_of_their_own() {
+        assert!(is_known("MarianTokenizer", "marian") && is_known("NllbTokenizer", "m2m_100"));
+        assert!(!is_known("XLNetTokenizer", "marian") && !is_known("AlbertTokenizer", "mbart"));
+        assert!(is_known("XLNetTokenizer", "bert") && !is_known("MarianTokenizer", "bert"));
+        assert!(is_known_for_words("DebertaV2Tokenizer") && is_known("LlamaTokenizer", "llama"));
+        assert!(!is_known_for_words("LlamaTokenizer") && !is_known_for_words("MarianTokenizer"));
+        assert!(
+            is_known("TokenizersBackend", "eurobert") && !is_known("Qwen2Tokenizer", "eurobert")
+        );
+    }
+}
