@@ -6,12 +6,10 @@
 
 mod interface;
 mod record;
-mod settings;
 mod writer;
 
 pub use self::{
-    interface::{Refusal, Sink, SinkKind, SinkUrl, Sinks},
+    interface::{Refusal, Sink, SinkKind, SinkSettings, SinkUrl, Sinks},
     record::Record,
-    settings::SinkSettings,
     writer::SinkWriter,
 };

@@ -5,9 +5,8 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::{
-    interface::Sink,
+    interface::{Sink, SinkSettings},
     record::{self, Record, refusal},
-    settings::SinkSettings,
 };
 use crate::{
     output::answer::{Answers, RowError, RowResult},
