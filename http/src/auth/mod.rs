@@ -249,6 +249,14 @@ impl Guard {
 impl Guard {
     /// The caller, if the key has not expired and is not used too often.
     async fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
+        let name = key.name.clone();
+        self.check_limits(key).await.map_err(|refusal| Refusal {
+            caller: Some(name),
+            ..refusal
+        })
+    }
+
+    async fn check_limits(&self, key: Key) -> Result<Caller, Refusal> {
         if key.limits.has_expired(SystemTime::now()) {
             return Err(Refusal::new(
                 "expired key",
@@ -286,10 +294,12 @@ impl Guard {
     }
 }
 
-/// A rejected request: the reason for the log, and the response.
+/// A rejected request: the reason and the caller for the log, and the response.
 #[derive(Debug)]
 pub struct Refusal {
     pub reason: &'static str,
+    /// The key's name, if the key is known.
+    pub caller: Option<String>,
     pub rejection: Rejection,
 }
 
@@ -297,6 +307,7 @@ impl Refusal {
     fn new(reason: &'static str, status: StatusCode, message: &str) -> Self {
         Self {
             reason,
+            caller: None,
             rejection: Rejection::new(status, message),
         }
     }
@@ -304,6 +315,7 @@ impl Refusal {
     fn unreadable(error: Error) -> Self {
         Self {
             reason: "keys cannot be read",
+            caller: None,
             rejection: Rejection::because(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "cannot read the keys at the moment; try again shortly",

@@ -179,7 +179,10 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
             run(&app, request, next, Arc::clone(&observed.record)).await
         }
         Err(refusal) => {
-            observed.origin.refused = Some(refusal.reason);
+            observed.origin = Origin {
+                caller: refusal.caller,
+                refused: Some(refusal.reason),
+            };
             refusal.rejection.into_response()
         }
     };

@@ -365,7 +365,8 @@ fn the_log_has_the_reasons_of_refusals() {
     };
     let (key, line) = make_key("alice").unwrap();
     let file = folder.path().join("keys");
-    fs::write(&file, line).unwrap();
+    let (limited, limits) = make_key("bob").unwrap();
+    fs::write(&file, format!("{line}\n{limits} per-minute=1\n")).unwrap();
     let mut command = kivu(&bundle);
     let mut server = Server::wait(
         command
@@ -380,6 +381,8 @@ fn the_log_has_the_reasons_of_refusals() {
         "x-api-key: kivu_wrong\r\n".to_owned(),
         format!("api-key: {key}\r\n"),
         format!("x-api-key: {key}\r\ntraceparent: {trace}\r\n"),
+        format!("x-api-key: {limited}\r\n"),
+        format!("x-api-key: {limited}\r\n"),
     ] {
         let body = r#"{"inputs": "a text"}"#;
         let length = body.len();
@@ -397,10 +400,13 @@ fn the_log_has_the_reasons_of_refusals() {
         r#""refused":"unknown key""#,
         r#""refused":"key in the wrong header""#,
         r#""caller":"alice","trace":"4bf92f3577b34da6a3ce929d0e0e4736""#,
+        r#""caller":"bob","refused":"too many requests with this key""#,
     ] {
         assert!(log.contains(expected), "{expected} is not in {log}");
     }
-    assert!(!log.contains(&key) && !log.contains("kivu_wrong"), "{log}");
+    for secret in [&key, &limited, "kivu_wrong"] {
+        assert!(!log.contains(secret), "{log}");
+    }
 }
 
 /// A process that crashes writes no texts to a core dump, even if the shell permits core dumps.
