@@ -63,6 +63,7 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
         let embedder = request.model.embedder(&parameters)?;
         runtime.block_on(vectors(&embedder, texts))
     };
+    let mut truncated = 0;
     let origin = format!("{VERSION} {}", request.model.digest);
     let path = location(request.home, request.paths, &request.model.name)?;
     let mut notes = Vec::new();
@@ -77,7 +78,9 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
     let mut saved = Instant::now();
     while let Some(texts) = update.next_texts()? {
         (0..std::mem::take(&mut update.read_files)).for_each(|_| request.progress.step());
-        update.add(embed("document", texts)?);
+        let (found, cut) = embed("document", texts)?;
+        update.add(found);
+        truncated += cut;
         if saved.elapsed() > SAVE_EVERY {
             update.index.write(&path, &origin)?;
             saved = Instant::now();
@@ -98,7 +101,15 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
     if !update.skipped.is_empty() {
         notes.push(update.skipped.to_string());
     }
-    let question = embed("query", vec![request.question.to_owned()])?;
+    if truncated > 0 {
+        notes.push(format!(
+            "only the beginning is searched in passages with more tokens than the model reads: {truncated}"
+        ));
+    }
+    let (question, cut) = embed("query", vec![request.question.to_owned()])?;
+    if cut > 0 {
+        notes.push("the question was truncated to the model's token limit".to_owned());
+    }
     let question = question
         .first()
         .ok_or_else(|| Error::model("expected a vector, but found none"))?;
@@ -123,13 +134,15 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
     })
 }
 
-async fn vectors(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>> {
+/// The texts' vectors, and how many texts were truncated.
+async fn vectors(embedder: &Embedder, texts: Vec<String>) -> Result<(Vec<Vec<f32>>, usize)> {
     let inputs = texts.into_iter().map(Input::Text).collect();
     let found = embedder.run(inputs, Deadline::within(TIMEOUT)).await?;
     let dense = found.vectors.into_iter().map(|text| text.dense);
-    dense
+    let dense = dense
         .collect::<Option<_>>()
-        .ok_or_else(|| Error::config("search needs a model with dense vectors"))
+        .ok_or_else(|| Error::config("search needs a model with dense vectors"))?;
+    Ok((dense, found.usage.truncated.len()))
 }
 
 /// The passages with the highest scores, the best first; more of them if a ranking model reads them.

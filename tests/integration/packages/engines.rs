@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The interpreter with the packages in a requirements file of `tests/engines`, if it has this module.
-fn interpreter(variable: &str, module: &str) -> Option<PathBuf> {
+pub(crate) fn interpreter(variable: &str, module: &str) -> Option<PathBuf> {
     let python = tool(variable)?;
     let is_known = Command::new(&python)
         .args(["-c", &format!("import {module}")])

@@ -10,7 +10,10 @@ use arrow_array::RecordBatchReader;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
-use crate::tools::root;
+use crate::{
+    engines::interpreter,
+    tools::{root, succeed},
+};
 
 /// Searches `folder` with the model `minilm` and an index in `home`.
 fn search(home: &Path, folder: &Path, arguments: &[&str]) -> Output {
@@ -82,6 +85,8 @@ fn search_finds_passages_and_embeds_only_files_that_changed() {
     let rows: usize = table.map(|batch| batch.unwrap().num_rows()).sum();
     assert_eq!(rows, first["passages"].as_u64().unwrap() as usize);
 
+    nearest_in_duckdb(index);
+
     let written = || fs::metadata(index).unwrap().modified().unwrap();
     let before = written();
     found(&search(home.path(), folder.path(), &["--json"]));
@@ -118,6 +123,22 @@ fn search_finds_passages_and_embeds_only_files_that_changed() {
     ));
     assert_eq!(again["hits"], second["hits"]);
     assert!(notes.contains("the index is made again"), "{notes}");
+}
+
+/// Runs the query of docs/command-line.md, by which the first passage of an index is the nearest to itself.
+fn nearest_in_duckdb(index: &Path) {
+    let Some(python) = interpreter("TEST_ENGINES", "duckdb") else {
+        return;
+    };
+    let page = fs::read_to_string(root().join("docs/command-line.md")).unwrap();
+    let query = page.split("duckdb -c \"").nth(1).unwrap();
+    let (query, _) = query.split_once("\"\n").unwrap();
+    let query = query.replace("INDEX", index.to_str().unwrap());
+    let program = "import duckdb, sys
+found, first = (duckdb.sql(query).fetchall() for query in sys.argv[1:])
+assert found[0] == first[0] and len(found) == 5, found";
+    let first = format!("SELECT path, line FROM '{}' LIMIT 1", index.display());
+    succeed(Command::new(python).args(["-B", "-c", program, &query, &first]));
 }
 
 #[test]
