@@ -19,7 +19,7 @@ pub mod sink;
 pub use self::{
     events::{
         handler::Handler,
-        text_predictor::{Prediction, TextPredictor},
+        text_predictor::{Prediction, Predictions, TextPredictor},
     },
     input::{
         columns::ColumnFile,

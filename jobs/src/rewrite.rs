@@ -1,6 +1,11 @@
 //! Files in which the texts of some columns are replaced.
 
-use std::{io::Write, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    path::Path,
+    sync::Arc,
+};
 
 use serde_json::Value;
 
@@ -13,7 +18,7 @@ use crate::{
     output::answer::ErrorKind,
     rows::{
         Chunk, Footers, Head, Layout, PARQUET_MAGIC, Parquet, ParquetColumns, ReplacedColumns,
-        RowWriter, Rows, is_known, mismatched, places,
+        RowWriter, Rows, is_known, mismatched, places, reading,
     },
 };
 use kivu::{
@@ -42,8 +47,17 @@ pub fn entity_finder(model: &Model, parameters: &Parameters) -> Result<EntityFin
     }
 }
 
-/// Copies a file of CSV, JSON Lines or Parquet to `output` with other texts in `columns`, without any in its text column.
-/// Compressed files are unpacked. Returns the number of rows.
+/// Rows that were copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rewritten {
+    /// Their number; text is one row.
+    pub rows: u64,
+    /// How many rows of JSON Lines lack a column, by its name. Null is a value.
+    pub missing: BTreeMap<String, u64>,
+}
+
+/// Copies a file of CSV, JSON Lines or Parquet to `output` with other texts in `columns`, without any in its text column;
+/// and text with another one. Compressed files are unpacked.
 ///
 /// # Errors
 /// The file has another format, no such column, or a malformed row.
@@ -53,16 +67,32 @@ pub fn rewrite(
     output: &mut dyn Write,
     parquet: Parquet,
     replace: &mut Replace<'_>,
-) -> Result<u64> {
+) -> Result<Rewritten> {
     let opened = OpenInput::file(input)?;
-    let format = opened.format(None)?;
+    let layout = Layout::of_column(columns.first().map(String::as_str));
+    let format = opened.format(None, &layout)?;
     if format.0 == Format::OpenAi {
         return Err(Error::config(
             "expected CSV, JSON Lines, Parquet or text, but found requests",
         ));
     }
-    let layout = Layout::of_column(columns.first().map(String::as_str));
-    let mut reader = open_rows(&opened, format, &layout, &BytesRead::default(), parquet)?;
+    let mut write = |bytes: &[u8]| {
+        output
+            .write_all(bytes)
+            .map_err(Error::io("cannot write the output"))
+    };
+    let gauge = BytesRead::default();
+    if format.0 == Format::Text {
+        let mut text = String::new();
+        let read = opened.unpacked(format.1, &gauge)?.read_to_string(&mut text);
+        read.map_err(reading)?;
+        write(replace(vec![text])?.concat().as_bytes())?;
+        return Ok(Rewritten {
+            rows: 1,
+            ..Rewritten::default()
+        });
+    }
+    let mut reader = open_rows(&opened, format, &layout, &gauge, parquet)?;
     let names = match columns {
         // Without a header, the first row would be copied with its originals.
         [] if matches!(reader.head(), Head::Csv(_)) && !is_known(reader.column()) => {
@@ -77,11 +107,6 @@ pub fn rewrite(
     let mut copy = match reader.head() {
         Head::Parquet(columns) => Copy::Parquet(ParquetCopy::new(columns, &names)?),
         head => Copy::Texts(ReplacedColumns::new(&head, names)?),
-    };
-    let mut write = |bytes: &[u8]| {
-        output
-            .write_all(bytes)
-            .map_err(Error::io("cannot write the output"))
     };
     write(&match &copy {
         Copy::Texts(columns) => columns.start(),
@@ -108,11 +133,17 @@ pub fn rewrite(
         write(&bytes)?;
         done += count;
     }
-    match copy {
-        Copy::Texts(columns) => columns.check()?,
-        Copy::Parquet(copy) => write(&copy.finish()?)?,
-    }
-    Ok(done)
+    let missing = match copy {
+        Copy::Texts(columns) => columns.missing(done)?,
+        Copy::Parquet(copy) => {
+            write(&copy.finish()?)?;
+            BTreeMap::new()
+        }
+    };
+    Ok(Rewritten {
+        rows: done,
+        missing,
+    })
 }
 
 /// The rows of a file that is copied.
@@ -141,7 +172,7 @@ fn replaced_rows(
     done: u64,
     replace: &mut Replace<'_>,
 ) -> Result<Vec<u8>> {
-    let mut each = |replace: &mut dyn FnMut(&str) -> Result<String>| {
+    let each = |columns: &mut ReplacedColumns, replace: &mut dyn FnMut(&str) -> Result<String>| {
         let mut bytes = Vec::new();
         for row in 0..chunk.texts.len() {
             let place = done + row as u64 + 1;
@@ -152,12 +183,13 @@ fn replaced_rows(
         Ok::<_, Error>(bytes)
     };
     let mut texts = Vec::new();
-    each(&mut |text| {
+    // A copy, so that rows count once.
+    each(&mut columns.clone(), &mut |text| {
         texts.push(text.to_owned());
         Ok(text.to_owned())
     })?;
     let mut found = replace(texts)?.into_iter();
-    each(&mut |_| Ok(found.next().unwrap_or_default()))
+    each(columns, &mut |_| Ok(found.next().unwrap_or_default()))
 }
 
 /// A Parquet file that is copied piece by piece.
@@ -244,13 +276,13 @@ mod tests {
             let mut upper =
                 |texts: Vec<String>| Ok(texts.iter().map(|text| text.to_uppercase()).collect());
             rewrite(&path, &columns, &mut output, Parquet::default(), &mut upper)
-                .map(|_| String::from_utf8(output).unwrap())
+                .map(|found| (String::from_utf8(output).unwrap(), found.missing))
         };
         let sparse = "{\"a\": \"x\"}\n{\"b\": null}\n";
-        assert_eq!(
-            rewritten(sparse, &["a", "b"]).unwrap(),
-            "{\"a\": \"X\"}\n{\"b\": null}\n"
-        );
+        let (rows, missing) = rewritten(sparse, &["a", "b"]).unwrap();
+        assert_eq!(rows, "{\"a\": \"X\"}\n{\"b\": null}\n");
+        assert_eq!(missing, [("a".to_owned(), 1), ("b".to_owned(), 1)].into());
+        assert!(rewritten("{\"a\": null}\n", &["a"]).unwrap().1.is_empty());
         let refusal = rewritten(sparse, &["a", "c"]).unwrap_err();
         insta::assert_snapshot!(refusal, @"no row has the column `c`");
     }
@@ -267,7 +299,7 @@ mod tests {
             rewrite(&path, columns, &mut output, parquet, &mut same)
         };
         insta::assert_snapshot!(rewritten(&[]).unwrap_err(), @"the first line may be a row, because it has no known name of a column; put a header before the rows, or name the column with `--columns`");
-        assert_eq!(rewritten(&["a@b.org".to_owned()]).unwrap(), 1);
+        assert_eq!(rewritten(&["a@b.org".to_owned()]).unwrap().rows, 1);
     }
 
     #[test]

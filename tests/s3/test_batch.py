@@ -592,6 +592,12 @@ class Maps(Base):
         self.assertEqual([key for key in self.weed.keys(f"out/{name}") if "parts" in key or "checkpoint" in key], [])
         return expected[0]
 
+    def test_every_way_gives_the_same_bytes_of_text(self):
+        texts = ["text", "", "a, b", 'with "quotes"', "sep=;", "é ü 漢"] + [f"the cat {number}" for number in range(100)]
+        contents = "\ufeff" + "\r\n".join(texts)
+        found = parsed(self.three_ways("a.txt", contents.encode()))
+        self.assertEqual([row["text"] for row in found], texts)
+
     def test_every_way_gives_the_same_bytes_of_csv(self):
         texts = ["plain", 'with "quotes"', "two\nlines", "back\\slash \\N", "comma, semi; tab\t", "", "é ü 漢", "x\r\ny", "'single'"]
         def table(delimiter, terminator):

@@ -144,6 +144,11 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         json,
         build,
     } = arguments;
+    if !column.is_empty() && texts.is_none() && pairs.is_none() {
+        return Err(Error::config(
+            "`--column` has no effect without `--texts` or `--pairs`",
+        ));
+    }
     // Files are read first, since models may have to be built.
     let columns = ColumnNames::new(column)?;
     let mut samples = Samples::open(texts.as_deref(), pairs.as_deref(), &columns, parquet)?;

@@ -47,7 +47,7 @@ Examples:
 Run the same command again to resume a stopped job.";
 
 /// Path for standard input or output.
-const STANDARD: &str = "-";
+pub const STANDARD: &str = "-";
 /// The exit code if the output is complete, but every row has an error.
 const ONLY_ERRORS: u8 = 3;
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Read, Write},
+    io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -12,7 +12,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
-use super::batch::{listed, model_threads, require_options_of};
+use super::batch::{STANDARD, listed, model_threads, require_options_of};
 use crate::{
     choices::choice,
     interrupt::{Ended, interruptible},
@@ -35,11 +35,13 @@ use kivu::{
         },
     },
     regular_file,
+    repository::s3::Url,
     task::{JobOptions, entities::EntityFinder},
 };
 use kivu_jobs::{
     Parameters, Parquet,
     input::format::NamedForm,
+    output::files::{digest, rename_new},
     rewrite::{Replace, entity_finder, rewrite},
 };
 
@@ -53,8 +55,10 @@ Examples:
 const RESTORE_EXAMPLES: &str = "\
 Examples:
   kivu restore shared.txt mail.txt --mapping mail.secret.json
-  kivu restore answer.txt answer-with-names.txt --mapping mail.secret.json --edited";
+  kivu restore answer.txt answer-with-names.txt --mapping mail.secret.json --edited=shared.txt";
 
+/// What the name of a file ends in until it is complete.
+const PARTIAL: &str = ".kivu-partial";
 /// Permissions of a file, which the user's mask restricts.
 const SHARED: u32 = 0o666;
 /// Permissions of a secret.
@@ -69,7 +73,7 @@ struct Files {
     input: PathBuf,
     /// A new file
     output: PathBuf,
-    /// Columns with texts, separated by commas [default: `text`, or another common name]
+    /// Columns with texts, separated by commas [default: those of the mapping, else `text` or another common name]
     #[arg(long, value_name = "COLUMNS", alias = "column")]
     columns: Vec<String>,
 }
@@ -112,9 +116,15 @@ pub struct RestoreArguments {
     /// The file with the originals [default: none; encrypted ones need the key in KIVU_REDACT_KEY]
     #[arg(long, value_name = "FILE")]
     mapping: Option<PathBuf>,
-    /// INPUT is not the file that the mapping was made with, but a text with its placeholders
-    #[arg(long, requires = "mapping")]
-    edited: bool,
+    /// INPUT is a text with placeholders of the mapping's file; with a name, REDACTED is checked to be this file
+    #[arg(
+        long,
+        value_name = "REDACTED",
+        num_args = 0..=1,
+        require_equals = true,
+        requires = "mapping"
+    )]
+    edited: Option<Option<PathBuf>>,
 }
 
 /// The originals of a file.
@@ -123,6 +133,12 @@ pub struct RestoreArguments {
 struct MappingFile {
     /// BLAKE3 of the redacted file.
     file: String,
+    /// Its name when it was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The columns that were named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    columns: Vec<String>,
     placeholders: Mapping,
 }
 
@@ -153,6 +169,8 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
         scope: NumberScope::Request,
         known: Mapping::default(),
     };
+    let secret = mapping.as_ref().map(|path| NewFile::create(path, SECRET));
+    let secret = secret.transpose()?;
     let finder = finder(arguments, &mut config, &services.cloud)?;
     let mut count = 0;
     let mut redactor = redaction.begin()?;
@@ -165,7 +183,7 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
             )),
         }
     };
-    let file = files.rewritten(services.parquet, &mut |texts| match &finder {
+    let (file, notes) = files.rewritten(services.parquet, &mut |texts| match &finder {
         Some((finder, runtime)) if !texts.is_empty() => {
             let found = finder.run_with(texts, &mut redactor, Deadline::none());
             let found = runtime.block_on(found)?;
@@ -179,18 +197,20 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
             })
             .collect(),
     })?;
-    if let Some(path) = mapping {
+    if let Some(mut secret) = secret {
         let contents = MappingFile {
-            file: digest(&files.output)?,
+            file: digest(&file.partial)?,
+            name: name(&files.output),
+            columns: listed("--columns", &files.columns)?,
             placeholders: redactor.mapping().clone(),
         };
         let contents = serde_json::to_string(&contents)
             .map_err(|_| Error::config("cannot write the mapping as JSON"))?;
-        let mut secret = NewFile::create(path, SECRET)?;
         secret.write(contents.as_bytes())?;
-        secret.keep();
+        secret.sync()?;
+        secret.keep()?;
     }
-    file.keep();
+    file.keep()?;
     let found = if finder.is_some() {
         "entities and matches"
     } else {
@@ -200,6 +220,7 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
         "replaced {count} {found} in {}",
         files.output.display()
     ))?;
+    notes.iter().for_each(|note| print_aside(note));
     if mapping.is_none() && matches!(style, Style::Number | Style::Hash) {
         print_aside("note: without `--mapping`, the originals cannot be restored");
     }
@@ -262,15 +283,27 @@ pub fn run_restore(
     } = arguments;
     let key = config.redact_key.as_ref().map(|key| Key::from_hex(&key.0));
     let key = key.transpose()?;
-    let mapping = match mapping {
-        Some(path) => read_mapping(path, &files.input, *edited)?,
+    let mut files = files.clone();
+    let (mapping, source) = match mapping {
+        Some(path) => {
+            let redacted = match edited {
+                None => Some(&files.input),
+                Some(redacted) => redacted.as_ref(),
+            };
+            let found = read_mapping(path, redacted, edited.is_some())?;
+            if files.columns.is_empty() && edited.is_none() {
+                files.columns = vec![list_text(&found.columns)];
+                files.columns.retain(|columns| !columns.is_empty());
+            }
+            (found.placeholders, found.name.filter(|_| edited.is_some()))
+        }
         None if key.is_none() => {
             return Err(
                 Error::config("expected `--mapping` or a key, but found neither")
                     .with_hint("set KIVU_REDACT_KEY for encrypted originals"),
             );
         }
-        None => Mapping::default(),
+        None => (Mapping::default(), None),
     };
     let (mut restored, mut unknown) = (0, 0);
     let mut replace = |text: String| {
@@ -279,26 +312,42 @@ pub fn run_restore(
         unknown += found.unknown;
         Ok(found.text)
     };
-    let file = files.rewritten(parquet, &mut |texts| {
+    let (file, notes) = files.rewritten(parquet, &mut |texts| {
         texts.into_iter().map(&mut replace).collect()
     })?;
-    // Nothing else shows that the key is another one.
-    if restored == 0 && unknown > 0 && !edited {
+    // Nothing else shows that the key or the mapping is another one.
+    if restored == 0 && unknown > 0 {
         return Err(Error::config(format!(
             "none of the placeholders in `{}` is known",
             files.input.display()
         ))
         .with_hint("use the key that they were made with, or their mapping"));
     }
-    file.keep();
+    file.keep()?;
+    let of = source.map_or_else(String::new, |name| format!(" of `{name}`"));
     print(&format!(
-        "restored {restored} placeholders in {}; {unknown} are unknown",
+        "restored {restored} placeholders{of} in {}; {unknown} are unknown",
         files.output.display()
     ))?;
+    notes.iter().for_each(|note| print_aside(note));
+    if restored == 0 {
+        print_aside("note: the input has no placeholders");
+    } else if matches!(edited, Some(None)) {
+        print_aside(
+            "note: set `--edited=REDACTED` to check that the mapping is the one of this redacted file",
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-fn read_mapping(path: &Path, input: &Path, is_edited: bool) -> Result<Mapping> {
+/// The name of a file, without its folder.
+fn name(path: &Path) -> Option<String> {
+    let name = path.file_name()?;
+    Some(name.to_string_lossy().into_owned())
+}
+
+/// Reads a mapping, and checks that it is the one of the file `redacted`.
+fn read_mapping(path: &Path, redacted: Option<&PathBuf>, is_edited: bool) -> Result<MappingFile> {
     let text = regular_file::read_to_string(path)
         .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
     // The parser's message may contain an original.
@@ -308,36 +357,51 @@ fn read_mapping(path: &Path, input: &Path, is_edited: bool) -> Result<Mapping> {
             path.display()
         ))
     })?;
-    if !is_edited && found.file != digest(input)? {
-        return Err(Error::config(format!(
-            "`{}` is the mapping of another file than `{}`",
-            path.display(),
-            input.display()
-        ))
-        .with_hint("set `--edited` for a text with placeholders of that file"));
+    let Some(redacted) = redacted else {
+        return Ok(found);
+    };
+    if found.file == digest(redacted)? {
+        return Ok(found);
     }
-    Ok(found.placeholders)
-}
-
-fn digest(path: &Path) -> Result<String> {
-    kivu_jobs::output::files::digest(path)
+    let other = match found.name {
+        Some(name) => format!("another file, `{name}` when it was written,"),
+        None => "another file".to_owned(),
+    };
+    let error = Error::config(format!(
+        "`{}` is the mapping of {other} than `{}`",
+        path.display(),
+        redacted.display()
+    ));
+    Err(match is_edited {
+        true => error,
+        false => error
+            .with_hint("set `--edited=REDACTED` for a text with placeholders of a redacted file"),
+    })
 }
 
 impl Files {
-    /// The output with other texts in the input's columns, or in all of an input that has none.
-    fn rewritten(&self, parquet: Parquet, replace: &mut Replace<'_>) -> Result<NewFile> {
+    /// The output with other texts in the input's columns, or in all of an input that has none; and notes about it.
+    fn rewritten(
+        &self,
+        parquet: Parquet,
+        replace: &mut Replace<'_>,
+    ) -> Result<(NewFile, Vec<String>)> {
         let Self { input, output, .. } = self;
         let columns = listed("--columns", &self.columns)?;
+        require_local(input)?;
         require_same_form(input, output)?;
         let mut output = NewFile::create(output, SHARED)?;
-        let name = input.to_string_lossy().to_lowercase();
-        let has_rows = [
-            ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".gz", ".zst", ".parquet",
-        ]
-        .iter()
-        .any(|end| name.ends_with(end));
-        if has_rows || !columns.is_empty() {
-            rewrite(input, &columns, &mut output.file, parquet, replace)?;
+        let named = NamedForm::of(&input.to_string_lossy());
+        let mut notes = Vec::new();
+        if named.format.is_some() || named.compression.is_some() || !columns.is_empty() {
+            let found = rewrite(input, &columns, &mut output.file, parquet, replace)?;
+            notes.extend(found.missing.iter().map(|(name, count)| {
+                let (rows, were) = match count {
+                    1 => ("1 row has".to_owned(), "was"),
+                    _ => (format!("{count} rows have"), "were"),
+                };
+                format!("note: {rows} no field `{name}`, and {were} copied without it")
+            }));
         } else {
             let mut text = String::new();
             regular_file::open(input)
@@ -346,7 +410,18 @@ impl Files {
             output.write(replace(vec![text])?.concat().as_bytes())?;
         }
         output.sync()?;
-        Ok(output)
+        Ok((output, notes))
+    }
+}
+
+/// Refuses a URL, which may have a password.
+fn require_local(path: &Path) -> Result<()> {
+    match Url::of_location(path)? {
+        Some(url) => Err(Error::config(format!(
+            "`{url}` is an object, but personal data is replaced in local files"
+        ))
+        .with_hint("download it, or use `kivu batch` with `--redact`")),
+        None => Ok(()),
     }
 }
 
@@ -366,23 +441,39 @@ fn require_same_form(input: &Path, output: &Path) -> Result<()> {
     .with_hint("rename the output"))
 }
 
-/// A file that did not exist, and is removed unless it is kept.
+/// A new file, which has another name until it is complete, and is removed unless it is kept.
 struct NewFile {
     path: PathBuf,
+    partial: PathBuf,
     file: File,
     is_kept: bool,
 }
 
 impl NewFile {
     fn create(path: &Path, mode: u32) -> Result<Self> {
+        require_local(path)?;
+        let Some(name) = name(path).filter(|name| name != STANDARD) else {
+            return Err(Error::config(format!(
+                "`{}` is no name of a new file",
+                path.display()
+            )));
+        };
+        if fs::symlink_metadata(path).is_ok() {
+            let exists = io::ErrorKind::AlreadyExists.into();
+            return Err(Error::io(format!("cannot create `{}`", path.display()))(
+                exists,
+            ));
+        }
+        let partial = path.with_file_name(format!("{name}{PARTIAL}"));
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(mode)
-            .open(path)
-            .map_err(Error::io(format!("cannot create `{}`", path.display())))?;
+            .open(&partial)
+            .map_err(Error::io(format!("cannot create `{}`", partial.display())))?;
         Ok(Self {
             path: path.to_owned(),
+            partial,
             file,
             is_kept: false,
         })
@@ -398,8 +489,14 @@ impl NewFile {
         synced.map_err(Error::io(format!("cannot write `{}`", self.path.display())))
     }
 
-    fn keep(mut self) {
+    /// Gives the file its name, unless another one has got it since.
+    fn keep(mut self) -> Result<()> {
+        rename_new(&self.partial, &self.path).map_err(Error::io(format!(
+            "cannot create `{}`",
+            self.path.display()
+        )))?;
         self.is_kept = true;
+        Ok(())
     }
 }
 
@@ -407,7 +504,7 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.is_kept {
             // There is nobody to tell.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.partial);
         }
     }
 }
@@ -417,6 +514,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use kivu::config::Secret;
+    use kivu_jobs::input::compression::Compression;
 
     use super::*;
 
@@ -483,7 +581,7 @@ mod tests {
                 let restored = RestoreArguments {
                     files: files(folder.path(), &redacted, &format!("back-{redacted}")),
                     mapping: given.mapping,
-                    edited: false,
+                    edited: None,
                 };
                 run_restore(&restored, &config).unwrap();
                 assert_eq!(fs::read_to_string(restored.files.output).unwrap(), text);
@@ -497,6 +595,66 @@ mod tests {
         3,no [PLACEHOLDER_1] [EMAIL_ADDRESS_2]
         4,"[EMAIL_ADDRESS_1]"
         "#);
+    }
+
+    #[test]
+    fn rows_without_a_column_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        fs::write(
+            &path,
+            "{\"text\": \"a@b.org\"}\n{\"txet\": \"c@b.org\"}\n{\"text\": null}\n",
+        )
+        .unwrap();
+        let files = files(folder.path(), "a.jsonl", "b.jsonl");
+        let mut same = |texts: Vec<String>| Ok(texts);
+        let (_, notes) = files.rewritten(Parquet::default(), &mut same).unwrap();
+        assert_eq!(
+            notes,
+            ["note: 1 row has no field `text`, and was copied without it"]
+        );
+    }
+
+    #[test]
+    fn a_mapping_knows_its_columns() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let table = "text,a note\nc@b.org,d@b.org\n";
+        fs::write(at("a.csv"), table).unwrap();
+        let mut given = arguments(folder.path(), "a.csv", "b.csv", Style::Number);
+        given.files.columns = vec!["text,a note".into()];
+        run(&given, &Config::default()).unwrap();
+        let restored = RestoreArguments {
+            files: files(folder.path(), "b.csv", "c.csv"),
+            mapping: given.mapping,
+            edited: None,
+        };
+        run_restore(&restored, &Config::default()).unwrap();
+        assert_eq!(fs::read_to_string(at("c.csv")).unwrap(), table);
+        let names: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(names.len(), 4, "{names:?}");
+    }
+
+    #[test]
+    fn standard_output_is_no_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.txt"), "a@b.org").unwrap();
+        let given = arguments(folder.path(), "a.txt", "-", Style::Label);
+        let error = run(&given, &Config::default()).unwrap_err().to_string();
+        assert!(error.ends_with("` is no name of a new file"), "{error}");
+    }
+
+    #[test]
+    fn a_packed_text_is_one_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mut packer = Compression::Gzip.pack().unwrap();
+        packer.write_all(b"Call a@b.org\r\nor b@b.org.").unwrap();
+        fs::write(at("a.txt.gz"), packer.finish().unwrap()).unwrap();
+        let given = arguments(folder.path(), "a.txt.gz", "b.txt", Style::Label);
+        run(&given, &Config::default()).unwrap();
+        let text = fs::read_to_string(at("b.txt")).unwrap();
+        assert_eq!(text, "Call [EMAIL_ADDRESS]\r\nor [EMAIL_ADDRESS].");
     }
 
     #[test]
@@ -552,20 +710,32 @@ mod tests {
         let mut restored = RestoreArguments {
             files: files(folder.path(), "b.csv", "back"),
             mapping: Some(at("b.txt.secret")),
-            edited: false,
+            edited: None,
         };
         let error = shown(run_restore(&restored, &config).unwrap_err());
-        insta::assert_snapshot!(error, @"`[folder]/b.txt.secret` is the mapping of another file than `[folder]/b.csv`; set `--edited` for a text with placeholders of that file");
+        insta::assert_snapshot!(error, @"`[folder]/b.txt.secret` is the mapping of another file, `b.txt` when it was written, than `[folder]/b.csv`; set `--edited=REDACTED` for a text with placeholders of a redacted file");
         fs::write(
             at("answer.txt"),
             "Write to [EMAIL_ADDRESS_1], not [EMAIL_ADDRESS_2].",
         )
         .unwrap();
         restored.files.input = at("answer.txt");
-        restored.edited = true;
-        run_restore(&restored, &config).unwrap();
-        let text = fs::read_to_string(at("back")).unwrap();
-        assert_eq!(text, "Write to a@b.org, not [EMAIL_ADDRESS_2].");
+        restored.edited = Some(Some(at("b.csv")));
+        let error = shown(run_restore(&restored, &config).unwrap_err());
+        insta::assert_snapshot!(error, @"`[folder]/b.txt.secret` is the mapping of another file, `b.txt` when it was written, than `[folder]/b.csv`");
+        assert!(!at("back").exists());
+        for (number, edited) in [None, Some(at("b.txt"))].into_iter().enumerate() {
+            restored.edited = Some(edited);
+            restored.files.output = at(&format!("back{number}"));
+            run_restore(&restored, &config).unwrap();
+            let text = fs::read_to_string(&restored.files.output).unwrap();
+            assert_eq!(text, "Write to a@b.org, not [EMAIL_ADDRESS_2].");
+        }
+        fs::write(at("answer.txt"), "Write to [PERSON_1].").unwrap();
+        restored.files.output = at("back");
+        let error = shown(run_restore(&restored, &config).unwrap_err());
+        insta::assert_snapshot!(error, @"none of the placeholders in `[folder]/answer.txt` is known; use the key that they were made with, or their mapping");
+        assert!(!at("back").exists());
         let [config, other] = ["0f", "1e"].map(|digits| Config {
             redact_key: Some(Secret(digits.repeat(32))),
             ..Config::default()
@@ -578,7 +748,7 @@ mod tests {
         let restored = RestoreArguments {
             files: files(folder.path(), "e.txt", "by-another-key"),
             mapping: None,
-            edited: false,
+            edited: None,
         };
         let error = shown(run_restore(&restored, &other).unwrap_err());
         insta::assert_snapshot!(error, @"none of the placeholders in `[folder]/e.txt` is known; use the key that they were made with, or their mapping");

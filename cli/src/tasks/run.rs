@@ -23,7 +23,11 @@ use kivu::{
     error::{Error, Result},
     model::Pipeline,
 };
+<<<<<<< HEAD
 use kivu_jobs::{Prediction, TextPredictor};
+=======
+use kivu_jobs::{Parameters, Prediction, Predictions, TextPredictor};
+>>>>>>> 276cf35d (Read text files line by line, and refuse mappings of other files)
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,6 +38,8 @@ Examples:
 
 /// Lines from a file or a pipe that run together.
 const LINES_PER_RUN: usize = 256;
+/// Some programs write it at the start of UTF-8 files.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Maximum bytes in a line from standard input.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
@@ -71,6 +77,13 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         options: GivenOptions(parameters),
         build,
     } = arguments;
+    let reads_lines = texts.is_empty() || texts == ["-"];
+    if !reads_lines && texts.iter().any(|text| text == "-") {
+        return Err(Error::config(
+            "`-` stands for all lines of standard input, but there are other texts, too",
+        )
+        .with_hint("use either"));
+    }
     let build = build.options(&config);
     config.engine = build.engine;
     let model = open(Some(&model), &build, &mut config, cloud)?;
@@ -81,10 +94,17 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         predictor: TextPredictor::new(&model, &parameters)?,
         json,
         failed: false,
+        truncated: 0,
     };
-    match texts.is_empty() || texts == ["-"] {
+    match reads_lines {
         true => runs.standard_input()?,
         false => runs.print(texts)?,
+    }
+    if runs.truncated > 0 {
+        print_aside(&format!(
+            "note: texts truncated to the model's token limit: {}",
+            runs.truncated
+        ));
     }
     Ok(if runs.failed {
         ExitCode::FAILURE
@@ -101,6 +121,8 @@ struct Runs {
     ranks: bool,
     /// Whether a text has an error.
     failed: bool,
+    /// Texts that were truncated.
+    truncated: u64,
 }
 
 impl Runs {
@@ -116,12 +138,17 @@ impl Runs {
             (false, true) => 1,
             (false, false) => LINES_PER_RUN,
         };
+        let mut is_begun = false;
         loop {
             let mut lines = Vec::new();
             while lines.len() < size {
-                let Some(line) = next_line(&mut input)? else {
+                let Some(mut line) = next_line(&mut input)? else {
                     break;
                 };
+                if !is_begun && line.starts_with(BYTE_ORDER_MARK) {
+                    line.remove(0);
+                }
+                is_begun = true;
                 lines.push(line);
             }
             if lines.is_empty() {
@@ -137,8 +164,12 @@ impl Runs {
         } else {
             Vec::new()
         };
-        let predictions = self.runtime.block_on(self.predictor.predict(texts))?;
+        let Predictions {
+            results: predictions,
+            truncated,
+        } = self.runtime.block_on(self.predictor.predict(texts))?;
         self.failed |= predictions.iter().any(Result::is_err);
+        self.truncated += truncated;
         if !self.ranks {
             return predictions
                 .into_iter()

@@ -8,7 +8,6 @@ use std::{
 use serde_json::Value;
 
 use super::SENTENCES;
-use crate::files::io as files;
 use kivu::{
     error::{Error, Message, Result, quoted},
     pipeline::{
@@ -154,28 +153,14 @@ impl Texts {
     /// # Errors
     /// There are too few or too many texts, or an empty one.
     pub fn open(path: &Path, columns: &ColumnNames, parquet: Parquet) -> Result<Self> {
-        let texts = if has_lines(path) {
-            let text = String::from_utf8(files::read(path)?).map_err(|error| {
-                Error::config_because(
-                    format!(
-                        "expected UTF-8 in `{}`, but found other bytes",
-                        path.display()
-                    ),
-                    error,
-                )
-            })?;
-            text.lines().map(str::to_owned).collect()
-        } else {
-            let file = ColumnFile::open(path, parquet)?;
-            columns.require(path, &file)?;
-            let column = match columns.column(&file, &TEXT) {
-                Some(column) => column,
-                None => text_column(path, &file)?,
-            };
-            let rows = file.rows(&[&column], MAX_TEXTS)?;
-            texts(path, &rows, &[&column], 0)?
+        let file = ColumnFile::open(path, parquet)?;
+        columns.require(path, &file)?;
+        let column = match columns.column(&file, &TEXT) {
+            Some(column) => column,
+            None => text_column(path, &file)?,
         };
-        Self::new(texts, path)
+        let rows = file.rows(&[&column], MAX_TEXTS)?;
+        Self::new(texts(path, &rows, &[&column], 0)?, path)
     }
 
     /// Texts that were read from `path`.
@@ -210,12 +195,6 @@ impl Texts {
     pub fn count(&self) -> usize {
         self.texts.len()
     }
-}
-
-/// Whether a file has a text per line, by its name.
-fn has_lines(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("txt"))
 }
 
 /// The column with texts in a file.
@@ -691,7 +670,7 @@ mod tests {
             },
             30,
         );
-        insta::assert_snapshot!(refused(&empty), @"expected texts in `[folder]/d.txt`, but found an empty one in row 5; remove it");
+        insta::assert_snapshot!(refused(&empty), @"expected a text in `text` of `[folder]/d.txt`, but found an empty text in row 5");
         let unknown = written(
             folder.path(),
             "e.csv",

@@ -167,7 +167,7 @@ impl Plan {
         let output = rules.output(&url)?;
         let input = JobInput::Object(Arc::clone(store), url.clone(), object);
         let opened = OpenInput::new(&input)?;
-        let (format, compression) = opened.format(parameters.format)?;
+        let (format, compression) = opened.format(parameters.format, &layout)?;
         let target = JobOutput::Object(Arc::clone(store), output.clone());
         let job = Job {
             parquet,
@@ -608,6 +608,16 @@ pub mod tests {
         assert_eq!(
             compare_ranges(Format::Csv, b"text\n", &Layout::default()),
             0
+        );
+        let text: String = (0..300)
+            .map(|number| ["\r\n", "\n", "\n\n"][number % 3])
+            .enumerate()
+            .map(|(number, end)| format!("text {number} {end}"))
+            .collect();
+        let text = format!("\u{feff}{text}last");
+        assert_eq!(
+            compare_ranges(Format::Text, text.as_bytes(), &Layout::default()),
+            7
         );
     }
 

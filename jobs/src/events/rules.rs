@@ -116,8 +116,9 @@ impl Rules {
         };
         let rest = &url.key[rule.input.len()..];
         let (folders, name) = rest.rsplit_once('/').unwrap_or(("", rest));
+        let named = NamedForm::of(name);
         name.starts_with('.')
-            || name.starts_with('_') && NamedForm::of(name).format.is_none()
+            || name.starts_with('_') && named.format.is_none() && !named.is_text
             || folders.split('/').any(|name| name.starts_with(['_', '.']))
     }
 
@@ -340,6 +341,7 @@ mod tests {
         }
         for key in [
             "in/_a.csv",
+            "in/_a.txt",
             "in/a_SUCCESS",
             "in/a/part-0.csv.gz",
             "in/_b.jsonl.zst",

@@ -21,6 +21,15 @@ pub struct TextPredictor {
     columns: Columns,
 }
 
+/// Results of texts.
+#[derive(Debug)]
+pub struct Predictions {
+    /// In the order of the texts.
+    pub results: Vec<Result<Prediction>>,
+    /// Texts that were truncated.
+    pub truncated: u64,
+}
+
 /// A text's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
@@ -43,17 +52,17 @@ impl TextPredictor {
     }
 
     /// Runs the model; a text that fails does not affect the others.
-    pub fn predict(&self, texts: Vec<String>) -> BoxFuture<'_, Result<Vec<Result<Prediction>>>> {
+    pub fn predict(&self, texts: Vec<String>) -> BoxFuture<'_, Result<Predictions>> {
         Box::pin(async move {
             let answers = self
                 .predictor
                 .predict(texts.into_iter().map(Ok).collect())
                 .await?;
-            Ok(answers
-                .results
-                .into_iter()
-                .map(|result| self.prediction(result))
-                .collect())
+            let results = answers.results.into_iter();
+            Ok(Predictions {
+                results: results.map(|result| self.prediction(result)).collect(),
+                truncated: answers.truncated,
+            })
         })
     }
 

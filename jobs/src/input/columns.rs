@@ -11,11 +11,13 @@ use super::{
 };
 use crate::{
     output::answer::{ErrorKind, RowError},
-    rows::{CsvReader, Fields, JsonLinesReader, Layout, Parquet, RowReader},
+    rows::{
+        CsvReader, Fields, JsonLinesReader, Layout, Parquet, RowReader, TEXT_COLUMN, TextReader,
+    },
 };
 use kivu::error::{Error, Result};
 
-/// A file of JSON Lines, CSV or Parquet, plain or compressed.
+/// A file of JSON Lines, CSV or text, plain or compressed, or of Parquet.
 pub struct ColumnFile {
     path: PathBuf,
     input: OpenInput,
@@ -30,7 +32,7 @@ impl ColumnFile {
     pub fn open(path: &Path, parquet: Parquet) -> Result<Self> {
         let within = |error| in_file(path, error);
         let input = OpenInput::file(path)?;
-        let (format, compression) = input.format(None).map_err(within)?;
+        let (format, compression) = input.format(None, &Layout::default()).map_err(within)?;
         if input.size().is_none() {
             return Err(in_file(
                 path,
@@ -44,6 +46,7 @@ impl ColumnFile {
                 .format()
                 .and_then(|format| format.names(input.clone())),
             Format::Csv => contents().and_then(CsvReader::names),
+            Format::Text => Ok(vec![TEXT_COLUMN.to_owned()]),
             Format::JsonLines | Format::OpenAi => contents().and_then(JsonLinesReader::names),
         };
         let names = names.map_err(within)?;
@@ -107,6 +110,7 @@ impl ColumnFile {
         Ok(match self.format {
             Format::Parquet => self.parquet.format()?.column_reader(self.input.clone())?,
             Format::Csv => Box::new(CsvReader::new(contents()?, &Layout::of_column(column))?),
+            Format::Text => Box::new(TextReader::new(contents()?, None)?),
             Format::JsonLines | Format::OpenAi => {
                 Box::new(JsonLinesReader::new(contents()?, column)?)
             }
@@ -165,6 +169,12 @@ mod tests {
                 .to_string()
                 .replace(&folder.path().display().to_string(), "[folder]")
         };
+        let text = open(&write("a.txt", "\u{feff}a\r\n\nb")).unwrap();
+        assert_eq!(text.names(), ["text"]);
+        assert_eq!(
+            json!(text.rows(&["text"], 3).unwrap()),
+            json!([["a"], [""], ["b"]])
+        );
         insta::assert_snapshot!(refused(&csv, 1), @"in `[folder]/a.csv`: expected at most 1 rows, but found more");
         let ragged = write("b.csv", "first,second\na,b\nc\n");
         insta::assert_snapshot!(refused(&ragged, 9), @"in `[folder]/b.csv`: in row 2: expected 2 fields, but found 1");

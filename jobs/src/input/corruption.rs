@@ -52,8 +52,8 @@ type Texts = Vec<Result<String, RowError>>;
 fn texts(path: &Path) -> Result<Texts> {
     catch_panic(|| {
         let input = OpenInput::file(path)?;
-        let format = input.format(None)?;
         let (layout, gauge) = (Layout::default(), BytesRead::default());
+        let format = input.format(None, &layout)?;
         let mut reader = open_rows(&input, format, &layout, &gauge, Parquet::default())?;
         let mut texts = Vec::new();
         while let Some(chunk) = reader.next()? {

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
-use crate::rows::{PARQUET_MAGIC, is_request, reading};
+use crate::rows::{Layout, PARQUET_MAGIC, has_known_column, is_request, reading};
 use kivu::{
     error::{Error, Message, Result},
     foreign_file,
@@ -44,6 +44,8 @@ pub enum Format {
     JsonLines,
     /// CSV with a header.
     Csv,
+    /// One text per line. The output is CSV or JSON Lines.
+    Text,
     /// Apache Parquet.
     Parquet,
     /// Requests of OpenAI's Batch API, one per line.
@@ -56,6 +58,7 @@ impl fmt::Display for Format {
         f.write_str(match self {
             Self::JsonLines => "JSON Lines",
             Self::Csv => "CSV",
+            Self::Text => "text",
             Self::Parquet => "Parquet",
             Self::OpenAi => "OpenAI's batch requests",
         })
@@ -69,6 +72,8 @@ pub struct NamedForm {
     pub compression: Option<Compression>,
     /// Whether CSV fields are separated by tabs.
     pub is_tsv: bool,
+    /// Whether each line is a text. Outputs with such a name have any format.
+    pub is_text: bool,
     /// The extension of a format that Kivu does not write.
     pub unsupported: Option<&'static str>,
 }
@@ -102,6 +107,7 @@ impl NamedForm {
             format,
             compression,
             is_tsv: extension == "tsv",
+            is_text: matches!(extension, "txt" | "text"),
             unsupported,
         }
     }
@@ -109,8 +115,23 @@ impl NamedForm {
 
 impl Format {
     /// Detects format and compression by the first bytes, or by the name if they are not conclusive. `requested`
-    /// overrides the format.
-    pub fn detect(head: &[u8], name: &str, requested: Option<Self>) -> Result<(Self, Compression)> {
+    /// overrides the format, and a known `layout` means that the file has columns.
+    ///
+    /// # Errors
+    /// The format is not supported, or the first line may be a text or a header.
+    pub fn detect(
+        head: &[u8],
+        name: &str,
+        requested: Option<Self>,
+        layout: &Layout,
+    ) -> Result<(Self, Compression)> {
+        let has_columns = *layout != Layout::default();
+        if requested == Some(Self::Text) && has_columns {
+            return Err(Error::config(
+                "the format `text` has no columns and no other options of CSV",
+            )
+            .with_hint("omit these options, or choose the format `csv`"));
+        }
         if head.is_empty() {
             return Err(Error::invalid("expected rows, but found an empty file"));
         }
@@ -174,7 +195,17 @@ impl Format {
                 .with_hint("choose the format with `--format`, or `format`"));
             }
             None if start.contains(&0) => return Err(unsupported("a binary file")),
-            None => Self::Csv,
+            None if has_columns => Self::Csv,
+            None if named.is_text => Self::Text,
+            None if has_known_column(start) => Self::Csv,
+            None => {
+                return Err(Error::invalid(
+                    "the first line may be a text or the header of CSV, since neither the file's name nor a column's says so",
+                )
+                .with_hint(
+                    "choose the format with `--format`, or `format`: `text` if each line is a text, else `csv`",
+                ));
+            }
         };
         Ok((format, compression))
     }
@@ -185,7 +216,7 @@ const ENCRYPTED_PARQUET_MAGIC: &[u8] = b"PARE";
 fn unsupported(found: impl Into<Message>) -> Error {
     Error::invalid(found.into().map(|found| {
         format!(
-            "expected JSON Lines, CSV or Parquet, the first two plain or packed once with gzip or \
+            "expected JSON Lines, CSV, text or Parquet, all but the last plain or packed once with gzip or \
              zstd, but found {found}"
         )
     }))
@@ -250,7 +281,7 @@ mod tests {
 
     fn format_of(name: &str, contents: &[u8], requested: Option<Format>) -> Result<Format> {
         let head = &contents[..contents.len().min(head_bytes(contents) as usize)];
-        Ok(Format::detect(head, name, requested)?.0)
+        Ok(Format::detect(head, name, requested, &Layout::default())?.0)
     }
 
     #[test]
@@ -270,8 +301,13 @@ mod tests {
         );
         for header in ["text\na\n", "{id},text\n1,a\n", "[id],text\n1,a\n"] {
             assert_eq!(
-                format_of("a.txt", header.as_bytes(), None).unwrap(),
+                format_of("a.csv", header.as_bytes(), None).unwrap(),
                 Format::Csv,
+                "{header}"
+            );
+            assert_eq!(
+                format_of("a.txt", header.as_bytes(), None).unwrap(),
+                Format::Text,
                 "{header}"
             );
         }
@@ -301,6 +337,35 @@ mod tests {
             format_of("a.jsonl", b"text\na\n", Some(Format::Csv)).unwrap(),
             Format::Csv
         );
+    }
+
+    #[test]
+    fn the_first_line_is_a_header_or_a_text() {
+        for name in ["a.txt", "A.TXT", "a.text.gz"] {
+            assert_eq!(
+                format_of(name, b"text\na\n", None).unwrap(),
+                Format::Text,
+                "{name}"
+            );
+        }
+        for header in ["text\n", "\u{feff}id;\"Review\"\r\n", "sep=;\nid;opinion\n"] {
+            let found = format_of("standard input", header.as_bytes(), None);
+            assert_eq!(found.unwrap(), Format::Csv, "{header}");
+        }
+        for name in ["standard input", "a.log"] {
+            let refused = format_of(name, b"good, fine\nbad\n", None).unwrap_err();
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(refused, @"the first line may be a text or the header of CSV, since neither the file's name nor a column's says so; choose the format with `--format`, or `format`: `text` if each line is a text, else `csv`");
+            }
+        }
+        // A file with options for columns has columns.
+        let layout = Layout::of_column(Some("opinion"));
+        for name in ["a.txt", "standard input"] {
+            let found = Format::detect(b"opinion\na\n", name, None, &layout).unwrap();
+            assert_eq!(found.0, Format::Csv, "{name}");
+        }
+        let refused = Format::detect(b"a\n", "a.txt", Some(Format::Text), &layout);
+        insta::assert_snapshot!(refused.unwrap_err(), @"the format `text` has no columns and no other options of CSV; omit these options, or choose the format `csv`");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::{
     format::{Format, HEAD_BYTES, head_bytes},
     location::JobInput,
 };
+use crate::rows::Layout;
 use kivu::{
     error::{Error, Result},
     repository::s3::{Object, Reader, Store, Url},
@@ -226,7 +227,11 @@ impl OpenInput {
     }
 
     /// The format and the compression; see [`Format::detect`].
-    pub fn format(&self, requested: Option<Format>) -> Result<(Format, Compression)> {
+    pub fn format(
+        &self,
+        requested: Option<Format>,
+        layout: &Layout,
+    ) -> Result<(Format, Compression)> {
         let head = match self {
             Self::Stream(stream) => stream.head.clone(),
             _ => match self.size() {
@@ -242,7 +247,7 @@ impl OpenInput {
                 }
             },
         };
-        match Format::detect(&head, &self.name(), requested)? {
+        match Format::detect(&head, &self.name(), requested, layout)? {
             (Format::Parquet, _) if self.size().is_none() => Err(self.not_seekable()),
             found => Ok(found),
         }

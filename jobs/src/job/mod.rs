@@ -48,8 +48,13 @@ use super::{
         report_file, s3_storage,
         target::{Target, Writer},
     },
+<<<<<<< HEAD
     rows::{CsvOptions, Layout, Parquet},
     sink::{SinkSettings, SinkWriter},
+=======
+    rows::{CsvOptions, Layout, Parquet, TextReader},
+    sink::{SinkSettings, SinkWriter, Sinks},
+>>>>>>> 276cf35d (Read text files line by line, and refuse mappings of other files)
 };
 use kivu::{
     error::{Error, Result},
@@ -380,7 +385,8 @@ impl Job {
 
     fn open(&self) -> Result<Opened> {
         let input = OpenInput::new(&self.input)?;
-        let (format, compression) = input.format(self.parameters.format)?;
+        let layout = self.parameters.layout();
+        let (format, compression) = input.format(self.parameters.format, &layout)?;
         let answerer = match format {
             Format::OpenAi => Answerer::Requests(self.responder()?),
             _ => Answerer::Model(Box::new(Predictor::new(&self.model, &self.parameters)?)),
@@ -390,7 +396,6 @@ impl Job {
         } else {
             answerer.columns()
         };
-        let layout = self.parameters.layout();
         let table = self.table(&input, (format, compression), &layout, columns)?;
         let sink = self.connect(&answerer, &table)?;
         Ok(Opened {
@@ -442,7 +447,13 @@ impl Job {
         let gauge = BytesRead::default();
         let (form, note) =
             OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
-        let reader = open_rows(input, format, layout, &gauge, self.parquet)?;
+        let reader = match format {
+            (Format::Text, packed) => Box::new(TextReader::new(
+                input.unpacked(packed, &gauge)?,
+                form.delimiter,
+            )?),
+            _ => open_rows(input, format, layout, &gauge, self.parquet)?,
+        };
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
         shape.packer()?;

@@ -212,7 +212,7 @@ mod tests {
                 .to_string()
         };
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
-        insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv`, `parquet` or `openai` in the metadata `kivu-format`, but found `xml`");
+        insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv`, `text`, `parquet` or `openai` in the metadata `kivu-format`, but found `xml`");
         insta::assert_snapshot!(refused(&[("kivu-labels", "a,,b")]), @"expected a text as item 2 in the metadata `kivu-labels`, but found `a,,b`");
         insta::assert_snapshot!(refused(&[("kivu-delimiter", "||")]), @r#"expected an ASCII character, itself or as `\t`, `^A` or `\x01` in the metadata `kivu-delimiter`, but found `||`"#);
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"unknown metadata `kivu-colum`");

@@ -26,7 +26,10 @@ use crate::{
         answer::{Answers, RowError},
         target::{Target, Writer},
     },
-    rows::{Chunk, CsvReader, JsonLinesReader, Layout, Parquet, RequestReader, RowReader, Rows},
+    rows::{
+        Chunk, CsvReader, JsonLinesReader, Layout, Parquet, RequestReader, RowReader, Rows,
+        TextReader,
+    },
 };
 use kivu::error::{Error, Result};
 
@@ -70,6 +73,7 @@ fn read_text(
 ) -> Result<Box<dyn RowReader>> {
     Ok(match format {
         Format::Csv => Box::new(CsvReader::new(contents, layout)?),
+        Format::Text => Box::new(TextReader::new(contents, None)?),
         Format::JsonLines | Format::Parquet => {
             Box::new(JsonLinesReader::new(contents, layout.column.as_deref())?)
         }

@@ -13,7 +13,7 @@ const COMMA: u8 = b',';
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputForm {
     pub compression: Compression,
-    /// CSV delimiter, if it may differ from the input's.
+    /// CSV delimiter, if it may differ from the input's, or the input is text.
     pub delimiter: Option<u8>,
 }
 
@@ -30,18 +30,20 @@ impl OutputForm {
         (format, compression): (Format, Compression),
     ) -> Result<(Self, Option<String>)> {
         let (output, input) = (NamedForm::of(output), NamedForm::of(input));
-        // Responses are JSON Lines, too.
-        let format = match format {
-            Format::OpenAi => Format::JsonLines,
-            format => format,
+        let is_text = format == Format::Text;
+        let (format, reason) = match (format, output.format) {
+            // Responses are JSON Lines, too.
+            (Format::OpenAi, _) => (Format::JsonLines, ", as responses are"),
+            (Format::Text, Some(Format::Csv)) => (Format::Csv, ""),
+            (Format::Text, _) => (Format::JsonLines, " or CSV, since the input is text"),
+            (format, _) => (format, ", the input's format"),
         };
         let other = output.format.filter(|named| *named != format);
         if let Some(named) = other
             && input.format != other
         {
             return Err(Error::config(format!(
-                "expected an output name for {format}, the input's format, but found one for \
-                 {named}"
+                "expected an output name for {format}{reason}, but found one for {named}"
             ))
             .with_hint("rename the output, or convert the input"));
         }
@@ -49,8 +51,7 @@ impl OutputForm {
             && input.unsupported != output.unsupported
         {
             return Err(Error::config(format!(
-                "expected an output name for {format}, the input's format, but found one that ends \
-                 in `.{extension}`"
+                "expected an output name for {format}{reason}, but found one that ends in `.{extension}`"
             ))
             .with_hint("rename the output"));
         }
@@ -72,7 +73,7 @@ impl OutputForm {
         };
         let delimiter = match (output.is_tsv, output.format) {
             (true, _) => Some(TAB),
-            (false, Some(Format::Csv)) if input.is_tsv => Some(COMMA),
+            (false, Some(Format::Csv)) if input.is_tsv || is_text => Some(COMMA),
             _ => None,
         };
         Ok((
@@ -132,6 +133,20 @@ mod tests {
     }
 
     #[test]
+    fn text_becomes_json_lines_or_csv() {
+        let of = |output| {
+            form(output, "a.txt", Format::Text, Compression::None)
+                .unwrap()
+                .delimiter
+        };
+        assert_eq!((of("b.csv"), of("b.tsv.gz")), (Some(b','), Some(b'\t')));
+        assert_eq!(
+            (of("b.jsonl"), of("a.txt"), of("standard output")),
+            (None, None, None)
+        );
+    }
+
+    #[test]
     fn a_name_of_another_format_is_refused() {
         let refused = |output, input, format| {
             form(output, input, format, Compression::None)
@@ -152,6 +167,7 @@ mod tests {
         insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"the output's name asks to compress a Parquet file, whose columns are compressed already");
         insta::assert_snapshot!(refused("b.XLSX", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.xlsx`; rename the output");
         insta::assert_snapshot!(refused("b.csv.bz2", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.bz2`; rename the output");
+        insta::assert_snapshot!(refused("b.parquet", "a.txt", Format::Text), @"expected an output name for JSON Lines or CSV, since the input is text, but found one for Parquet; rename the output, or convert the input");
         // Both names are wrong, as in a bucket where an input's name determines the output's.
         assert!(form("out/a.xlsx", "in/a.xlsx", Format::Csv, Compression::None).is_ok());
         let (_, note) = OutputForm::of(

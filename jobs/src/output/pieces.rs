@@ -303,7 +303,7 @@ mod tests {
     /// ends a process after some chunks; if it is `true`, it appends a part before its last save.
     fn answered(path: &Path, cuts: &[Cut]) -> Vec<u8> {
         let input = OpenInput::file(path).unwrap();
-        let format = input.format(None).unwrap();
+        let format = input.format(None, &Layout::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
         let file = OutputFile::new(&out, &JobInput::Stdin, Existing::default()).unwrap();
@@ -422,7 +422,7 @@ mod tests {
     /// is `true`, the process saves the job after each chunk.
     fn parts(path: &Path, cuts: &[Cut]) -> Vec<Vec<u8>> {
         let input = OpenInput::file(path).unwrap();
-        let format = input.format(None).unwrap();
+        let format = input.format(None, &Layout::default()).unwrap();
         let storage = PartStorage::default();
         for (chunks, saves) in cuts.iter().copied().chain([(usize::MAX, false)]) {
             let checkpoint = storage.stored().1.clone();

@@ -1,5 +1,6 @@
 //! Names for text and answer columns.
 
+use super::csv::dialect::DELIMITERS;
 use kivu::error::{Error, Result, quoted};
 
 /// Recognized text column names, best first.
@@ -77,6 +78,26 @@ fn is_named(name: &str, known: &str) -> bool {
 /// Whether this name is recognized as a text column.
 pub fn is_known(name: &str) -> bool {
     TEXT_COLUMNS.iter().any(|known| is_named(name, known))
+}
+
+/// Whether a file begins with a CSV header that has a recognized text column, or with Excel's line before it.
+pub fn has_known_column(start: &[u8]) -> bool {
+    let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let line = start.split(is_line_end).next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let is_delimiter = |character: char| {
+        DELIMITERS
+            .iter()
+            .any(|delimiter| character == char::from(*delimiter))
+    };
+    let mut fields = line
+        .split(is_delimiter)
+        .map(|field| field.trim().trim_matches('"'));
+    fields.any(is_known)
+        || line
+            .trim_start_matches('"')
+            .to_ascii_lowercase()
+            .starts_with("sep=")
 }
 
 /// An answer column name that the file does not use: `label`, `kivu_label`, `kivu_label_2`, ….

@@ -8,7 +8,7 @@ use kivu::error::Result;
 /// Some programs write it at the start of UTF-8 files.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Reads a file's lines, except empty ones.
+/// Reads a file's lines.
 pub struct Lines {
     file: BufReader<Box<dyn Read + Send>>,
     is_begun: bool,
@@ -40,18 +40,36 @@ impl Lines {
             if self.read(line).map_err(reading)? == 0 {
                 return Ok(false);
             }
-            if !self.is_begun {
-                self.is_begun = true;
-                if line.starts_with(BYTE_ORDER_MARK) {
-                    line.drain(..BYTE_ORDER_MARK.len());
-                }
-            }
+            self.strip_mark(line);
             let end = line.trim_ascii_end().len();
             line.truncate(end);
             if !line.is_empty() {
                 return Ok(true);
             }
         }
+    }
+
+    /// Reads a line, which may be empty, without its line end; `false` at the end of the file.
+    ///
+    /// A line longer than [`MAX_ROW_BYTES`] is cut to one byte more.
+    pub fn next_or_empty(&mut self, line: &mut Vec<u8>) -> Result<bool> {
+        line.clear();
+        if self.read(line).map_err(reading)? == 0 {
+            return Ok(false);
+        }
+        self.strip_mark(line);
+        let end = line.strip_suffix(b"\n").unwrap_or(line);
+        let end = end.strip_suffix(b"\r").unwrap_or(end).len();
+        line.truncate(end);
+        Ok(true)
+    }
+
+    /// Removes the mark at the beginning of the file.
+    fn strip_mark(&mut self, line: &mut Vec<u8>) {
+        if !self.is_begun && line.starts_with(BYTE_ORDER_MARK) {
+            line.drain(..BYTE_ORDER_MARK.len());
+        }
+        self.is_begun = true;
     }
 
     fn read(&mut self, line: &mut Vec<u8>) -> io::Result<usize> {

@@ -10,6 +10,7 @@ mod lines;
 mod parquet;
 mod replace;
 mod request_lines;
+mod text_lines;
 
 pub use self::csv::dialect::{CsvOptions, Mark};
 pub use self::{
@@ -17,7 +18,7 @@ pub use self::{
         CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,
         ParquetRows, RowReader, RowWriter, Rows, WrittenPiece, mismatched, reading,
     },
-    column::{Content, find_column, free_name, is_known},
+    column::{Content, find_column, free_name, has_known_column, is_known},
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
@@ -25,4 +26,5 @@ pub use self::{
     parquet::{Parquet, ParquetFormat},
     replace::{ReplacedColumns, places},
     request_lines::{RequestReader, RequestWriter, is_request},
+    text_lines::{TEXT_COLUMN, TextReader},
 };

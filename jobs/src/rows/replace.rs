@@ -1,5 +1,7 @@
 //! Other texts in some columns of rows, whose other bytes stay.
 
+use std::collections::BTreeMap;
+
 use super::{
     chunk::{CsvHeader, CsvRow, Head, Rows, mismatched},
     csv::records::Splitter,
@@ -33,10 +35,11 @@ pub fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
 }
 
 /// Columns whose texts are replaced.
+#[derive(Clone)]
 pub struct ReplacedColumns {
     names: Vec<String>,
-    /// Whether a row in JSON Lines has each column.
-    is_found: Vec<bool>,
+    /// How many rows in JSON Lines have each column.
+    found: Vec<u64>,
     /// Their places in CSV, and the header.
     csv: Option<(Vec<usize>, CsvHeader)>,
 }
@@ -56,7 +59,7 @@ impl ReplacedColumns {
             Head::Requests | Head::Parquet(_) => return mismatched(),
         };
         Ok(Self {
-            is_found: vec![false; names.len()],
+            found: vec![0; names.len()],
             names,
             csv,
         })
@@ -73,18 +76,27 @@ impl ReplacedColumns {
         }
     }
 
-    /// Checks a file whose rows were all written.
+    /// How many of a file's `rows`, which were all written, lack a column in JSON Lines, by its name.
     ///
     /// # Errors
-    /// No row in JSON Lines has one of the columns: its name is probably misspelt.
-    pub fn check(&self) -> Result<()> {
-        let mut columns = self.names.iter().zip(&self.is_found);
-        match columns.find(|(_, is_found)| !**is_found) {
-            Some((name, _)) if self.csv.is_none() => {
-                Err(Error::invalid(format!("no row has the column `{name}`")))
-            }
-            _ => Ok(()),
+    /// None has one of the columns: its name is probably misspelt.
+    pub fn missing(&self, rows: u64) -> Result<BTreeMap<String, u64>> {
+        let mut missing = BTreeMap::new();
+        if self.csv.is_some() {
+            return Ok(missing);
         }
+        for (name, found) in self.names.iter().zip(&self.found) {
+            match rows.saturating_sub(*found) {
+                _ if *found == 0 => {
+                    return Err(Error::invalid(format!("no row has the column `{name}`")));
+                }
+                0 => {}
+                count => {
+                    missing.insert(name.clone(), count);
+                }
+            }
+        }
+        Ok(missing)
     }
 
     /// Appends a row with other texts. Missing and empty values stay.
@@ -103,9 +115,10 @@ impl ReplacedColumns {
                 let line = String::from_utf8(lines[row].clone());
                 let mut line =
                     line.map_err(|_| Error::invalid("expected UTF-8, but found other bytes"))?;
-                for (name, is_found) in self.names.iter().zip(&mut self.is_found) {
+                for (name, found) in self.names.iter().zip(&mut self.found) {
                     if let Some(new) = replaced_field(&line, name, replace)? {
-                        (line, *is_found) = (new, true);
+                        line = new;
+                        *found += 1;
                     }
                 }
                 output.extend_from_slice(line.as_bytes());

@@ -286,6 +286,8 @@ fn urls_of_unknown_schemes_are_no_local_files() {
             &["batch", "in.csv", url, "--id", "id"],
             &["batch", url, "out.csv"],
             &["batch", "in.csv", postgres, "--failed", url],
+            &["redact", "in.csv", url],
+            &["redact", url, "out.csv"],
             &["build", "minilm", "--out", url],
             &["init", "--out", url],
             &["pull", "s3://bucket/models/a", "--out", url],
@@ -550,6 +552,12 @@ fn run_prints_the_results_of_batch() {
         expected,
         "standard input by name"
     );
+    let marked = format!("\u{feff}{}", texts.join("\n"));
+    assert_eq!(
+        parsed(&run(&[bundle], &marked)),
+        expected,
+        "a byte order mark"
+    );
     // An empty line has an error, and the others have their results.
     let found = run(&[bundle], &format!("{}\n\n{}", texts[0], texts[1]));
     assert_eq!(found.status.code(), Some(1));
@@ -588,6 +596,17 @@ fn run_prints_the_results_of_batch() {
 }
 
 /// A bundle is served as it was built, so that other options would have no effect.
+#[test]
+fn arguments_without_effect_are_refused() {
+    let refusal = |arguments: &[&str]| {
+        let output = kivu(arguments);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    insta::assert_snapshot!(refusal(&["quality", "minilm", "--column", "text=a"]), @"");
+    insta::assert_snapshot!(refusal(&["run", "minilm", "-", "a text"]), @"");
+}
+
 #[test]
 fn options_that_contradict_a_bundle_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::{
-    dialect::{CsvOptions, Dialect, LineEnd, Mark, shown},
+    dialect::{CsvOptions, DELIMITERS, Dialect, LineEnd, Mark, shown},
     records::{Defect, Record, Splitter},
     source::Source,
 };
@@ -14,8 +14,6 @@ use crate::rows::{
 };
 use kivu::error::{Error, Message, Result};
 
-/// The most frequent delimiter in the header is used, or the first in this list in a tie.
-const DELIMITERS: [u8; 5] = *b",;\t|\x01";
 /// Limited because column names are stored several times.
 const MAX_HEADER_BYTES: usize = 1024 * 1024;
 const MAX_COLUMNS: usize = 10_000;

@@ -1,6 +1,6 @@
 //! Job input and output names: text column, CSV delimiter, compression, damaged files.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use kivu_jobs::{Ended, Mark, Report, Status};
 
@@ -8,7 +8,7 @@ use super::corruption::gzip;
 use crate::{
     batch::{kivu, names, parameters_of, program, stopped, text},
     jobs::{finished, job, run},
-    models::fixtures,
+    models::{fixtures, library_path},
 };
 
 /// Report and output for a job on a file.
@@ -290,11 +290,6 @@ fn the_program_reads_files_that_databases_write() {
     let (status, said) = run("1\u{1}good\n", &options);
     assert_eq!(status, Some(1));
     assert!(said.contains("but found `column1`, `column2`"), "{said}");
-    // One text per line.
-    let lines = ["--no-header", "--delimiter", "\\t", "--quote", "none"];
-    let (status, said) = run("good, \"fine\n\nbad\n", &lines);
-    assert_eq!(status, Some(0), "{said}");
-    assert_eq!(text(&output).lines().count(), 3);
     let (_, said) = run("{\"text\": \"a\"}\n", &["--delimiter", ";"]);
     assert!(
         said.contains("the options for CSV have no effect on JSON Lines"),
@@ -305,6 +300,51 @@ fn the_program_reads_files_that_databases_write() {
     assert!(
         said.contains("expected an ASCII character, itself or as"),
         "{said}"
+    );
+}
+
+/// A header cannot be told from a text.
+#[test]
+fn every_line_of_a_text_file_is_a_row() {
+    const TEXTS: &str = "good, \"fine\r\n\nbad";
+    let (report, output) = processed("a.txt", TEXTS.as_bytes(), "b.jsonl");
+    assert_eq!((report.progress.rows, &report.notes[..]), (3, &[][..]));
+    let output = String::from_utf8(output).unwrap();
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines.len(), 3, "{output}");
+    assert!(
+        lines[0].starts_with(r#"{"text":"good, \"fine","embedding":["#),
+        "{output}"
+    );
+    assert!(lines[1].starts_with(r#"{"text":"","error":"#), "{output}");
+    let (_, output) = processed("a.txt.gz", &gzip(&[TEXTS.as_bytes()]), "b.csv");
+    let output = String::from_utf8(output).unwrap();
+    assert!(
+        output.starts_with("text,embedding,error\n\"good, \"\"fine\",\"["),
+        "{output}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, uncut] =
+        ["in.txt", "out.txt", "uncut.txt"].map(|name| folder.path().join(name));
+    fs::write(
+        &input,
+        (0..3000)
+            .map(|row| format!("the cat {row}\n"))
+            .collect::<String>(),
+    )
+    .unwrap();
+    finished(job(&input, &uncut));
+    assert!(matches!(
+        stopped(job(&input, &output)).unwrap(),
+        Ended::Unfinished(_)
+    ));
+    assert_eq!(finished(job(&input, &output)).progress.rows, 3000);
+    assert!(text(&output) == text(&uncut));
+    // The output is read as what it is.
+    let (report, _) = processed("a.txt", &fs::read(&output).unwrap()[..100_000], "b.jsonl");
+    assert_eq!(
+        report.progress.columns.iter().next().unwrap(),
+        "kivu_embedding"
     );
 }
 
@@ -346,6 +386,12 @@ fn the_summary_counts_truncated_texts() {
         .output()
         .unwrap();
     let said = String::from_utf8(done.stdout).unwrap();
-    let note = "  note    texts truncated to the model's token limit: 1\n";
-    assert!(said.contains(note), "{said}");
+    let note = "texts truncated to the model's token limit: 1\n";
+    assert!(said.contains(&format!("  note    {note}")), "{said}");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    run.arg("run").arg(&bundle).arg("a b c d e f");
+    run.env("KIVU_LIMITS__TOKENS", "4")
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap());
+    let said = String::from_utf8(run.output().unwrap().stderr).unwrap();
+    assert!(said.contains(&format!("note: {note}")), "{said}");
 }
