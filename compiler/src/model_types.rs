@@ -155,12 +155,12 @@ pub enum TokenizerFiles {
     Bart,
 }
 
-/// Custom model code: the files, and the prefix of the class names.
+/// Custom model code: the files, and the prefixes of the class names.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Code {
     pub files: Vec<String>,
-    pub classes: String,
+    pub classes: Vec<String>,
     /// SHA-256 of the known files; empty if their names are enough.
     #[serde(default)]
     pub known: Vec<String>,

@@ -281,6 +281,9 @@ fn settings(pipeline: &Pipeline) -> TaskSettings {
         | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
             TaskSettings::Classification(pipeline.settings().clone())
         }
+        Pipeline::Ranking(RankingPipeline::Listwise(pipeline)) => {
+            TaskSettings::Listwise(pipeline.settings().clone())
+        }
         Pipeline::TokenClassification(pipeline) => {
             TaskSettings::TokenClassification(pipeline.settings().clone())
         }

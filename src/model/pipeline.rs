@@ -11,6 +11,7 @@ use kivu_core::{
             ClassificationPipeline, ClassificationSettings,
             label_scores::{LabelScoresPipeline, LabelScoresSettings},
             label_vectors::LabelEncoder,
+            listwise::{ListwisePipeline, ListwiseSettings},
             ranking::RankingPipeline,
             zero_shot::ZeroShotPipeline,
         },
@@ -56,6 +57,7 @@ impl Pipeline {
             Self::Classification(pipeline)
             | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Ok(pipeline.encoder()),
+            Self::Ranking(RankingPipeline::Listwise(pipeline)) => Ok(pipeline.encoder()),
             Self::TokenClassification(pipeline) => Ok(pipeline.encoder()),
             Self::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => Ok(pipeline.encoder()),
             Self::ZeroShotEntities(pipeline) => Ok(pipeline.encoder()),
@@ -239,6 +241,15 @@ impl Pipeline {
             }
             (Task::TextRanking, TaskSettings::Classification(own)) => {
                 Self::Ranking(RankingPipeline::cross_encoder(classification(own)?)?)
+            }
+            (Task::TextRanking, TaskSettings::Listwise(own)) => {
+                let own = ListwiseSettings {
+                    max_tokens: max_tokens(own.max_tokens),
+                    ..own.clone()
+                };
+                Self::Ranking(RankingPipeline::Listwise(ListwisePipeline::new(
+                    tokenizer, route, own,
+                )?))
             }
             (Task::ZeroShotClassification, TaskSettings::Embedding(own)) => {
                 Self::ZeroShot(ZeroShotPipeline::embedding(embedding(own)?))

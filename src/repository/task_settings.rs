@@ -6,7 +6,7 @@ use kivu_core::pipeline::{
     Task,
     classification::{
         ClassificationSettings, label_scores::LabelScoresSettings,
-        label_vectors::LabelEncoderSettings,
+        label_vectors::LabelEncoderSettings, listwise::ListwiseSettings,
     },
     embedding::EmbeddingSettings,
     entities::{
@@ -24,6 +24,8 @@ pub enum TaskSettings {
     Embedding(EmbeddingSettings),
     /// Scores for the model's own labels: the result, or a cross-encoder's ranking or an entailment.
     Classification(ClassificationSettings),
+    /// Scores for texts that the model reads together with a query.
+    Listwise(ListwiseSettings),
     /// Token scores for the model's own labels.
     TokenClassification(TokenClassificationSettings),
     /// Scores for labels in the request, which the model reads together with the text.
@@ -45,6 +47,7 @@ impl TaskSettings {
         let tasks: &[Task] = match self {
             Self::Embedding(_) => &[FeatureExtraction, TextRanking, ZeroShotClassification],
             Self::Classification(_) => &[TextClassification, TextRanking, ZeroShotClassification],
+            Self::Listwise(_) => &[TextRanking],
             Self::TokenClassification(_) | Self::ZeroShotEntities(_) => &[TokenClassification],
             Self::LabelScores(_) => &[ZeroShotClassification],
             Self::Seq2Seq(_) => &[Translation, Summarization, TextToText],
@@ -57,6 +60,7 @@ impl TaskSettings {
         match self {
             Self::Embedding(settings) => settings.max_tokens,
             Self::Classification(settings) => settings.max_tokens,
+            Self::Listwise(settings) => settings.max_tokens,
             Self::TokenClassification(settings) => settings.max_tokens,
             Self::LabelScores(settings) => settings.max_tokens,
             Self::ZeroShotEntities(settings) => settings.max_tokens,

@@ -68,6 +68,11 @@ impl RankingParameters {
 }
 
 impl Ranker {
+    /// Whether a text's score depends on the others in the request.
+    pub fn is_listwise(&self) -> bool {
+        self.pipeline.is_listwise()
+    }
+
     /// Scores in text order.
     pub fn run(
         &self,

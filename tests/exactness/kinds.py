@@ -81,6 +81,8 @@ def kind_of(folder):
         return None
     if config.get("model_type") in ("GLiClass", "extractor"):
         return "labels" if config["model_type"] == "GLiClass" else "entities"
+    if head == "JinaForRanking":
+        return "ranker"
     if head.endswith("ForSequenceClassification"):
         return "ranker" if len(config.get("id2label", {0: 0, 1: 1})) == 1 else "classifier"
     if head.endswith("ForTokenClassification"):

@@ -10,7 +10,7 @@ import transformers
 from kinds import JINA_V5, LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, tagged, task_of
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from transformers import (
-    AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoProcessor, AutoTokenizer,
+    AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoProcessor, AutoTokenizer,
     pipeline,
 )
 
@@ -111,6 +111,10 @@ def ranker(folder, name):
     if name in own_code.RANKERS:
         model = own_code.RANKERS[name](folder)
         return {f"pair {place}": [model.score(query, text), model.score(query, query)] for place, (query, text) in enumerate(PAIRS)}
+    if with_code(folder):
+        model = AutoModel.from_pretrained(folder, **FLOAT32, **with_code(folder)).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return {f"pair {place}": model.rerank(tokenizer, query, [text, query])[0] for place, (query, text) in enumerate(PAIRS)}
     model = CrossEncoder(folder, device="cpu", model_kwargs=FLOAT32)
     scores = {}
     for place, (query, text) in enumerate(PAIRS):

@@ -23,11 +23,7 @@ use kivu::{
     error::{Error, Result},
     model::Pipeline,
 };
-<<<<<<< HEAD
-use kivu_jobs::{Prediction, TextPredictor};
-=======
 use kivu_jobs::{Parameters, Prediction, Predictions, TextPredictor};
->>>>>>> 276cf35d (Read text files line by line, and refuse mappings of other files)
 
 const EXAMPLES: &str = "\
 Examples:

@@ -264,7 +264,7 @@ impl OutputHeads {
         self.dense.as_ref().is_none_or(suits)
             && self.sparse.as_ref().is_none_or(has_lanes)
             && self.spans.is_none_or(|spans| spans.suits_native_engine())
-            && self.layers().all(Dense::is_linear)
+            && self.layers().all(Dense::suits_native_engine)
     }
 
     /// Writes a graph's outputs from token vectors, token ids and the INT64 attention mask.

@@ -8,6 +8,7 @@ mod families;
 mod graph;
 mod heads;
 mod layer_signals;
+mod listwise;
 mod source;
 mod unnamed_heads;
 mod vectors;
@@ -17,7 +18,7 @@ pub use self::{
     config::{EncoderLimits, Head, HeadKind},
     families::{
         EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, JINA_V3, JINA_V5, TEXT_CONFIG, alternative,
-        asked_fields, check_class, jina_of,
+        asked_fields, jina_of,
     },
     graph::LOGITS,
     source::{open, source_of_layers, text_settings, token_settings},

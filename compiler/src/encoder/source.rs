@@ -11,7 +11,7 @@ use super::{
     families,
     graph::{GraphForm, LOGITS, graph, unused_heads},
     heads::OutputHeads,
-    unnamed_heads, vectors,
+    listwise, unnamed_heads, vectors,
 };
 use crate::{
     files::{
@@ -60,6 +60,20 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     }
     if let Some(folder) = &plan.adapter {
         merge(folder, &mut config, (&mut weights, prefix))?;
+    }
+    if let Some((settings, heads)) = listwise::open(plan, &config, &weights)? {
+        let settings = TaskSettings::Listwise(settings);
+        return of_parts(
+            plan,
+            Parts {
+                config,
+                weights,
+                heads,
+                settings,
+                tokenizer,
+                labels: None,
+            },
+        );
     }
     if config.head.is_none() && !makes_vectors {
         config.head = unnamed_heads::in_weights(plan, &file, config.names, &weights)?;

@@ -14,8 +14,7 @@ use super::rules::{Allowed, Document, Rules};
 use crate::{
     encoder::{
         DEFAULT_ENCODER, EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, ENCODER_CONFIG, GLINER,
-        LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, check_class, jina_of,
-        reads_labels,
+        LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, jina_of, reads_labels,
     },
     files::{
         config::ConfigFile,
@@ -183,7 +182,6 @@ impl Walk<'_> {
             }
             Kind::Encoder if model_type == MODEL2VEC => vec!["config.static"],
             Kind::Encoder => {
-                check_class(&config)?;
                 if encoder_keys(&config).is_some() {
                     self.code(model_type, &fields, &described)?;
                 }
@@ -582,7 +580,9 @@ fn is_known_code(model_type: &str, code: &str) -> bool {
     };
     Family::named(model_type)
         .and_then(|family| family.code.as_ref())
-        .is_some_and(|code| code.has(file) && class.starts_with(&code.classes))
+        .is_some_and(|code| {
+            code.has(file) && code.classes.iter().any(|known| class.starts_with(known))
+        })
 }
 
 /// The file and the class of an `auto_map` entry.

@@ -227,6 +227,7 @@ fn require(
         TaskSettings::Seq2Seq(_) => "one that generates texts",
         TaskSettings::Embedding(_) => "one without a label head, which computes embeddings",
         TaskSettings::Classification(_) => "one with a label head",
+        TaskSettings::Listwise(_) => "one that ranks",
         TaskSettings::TokenClassification(_) => "one with a token label head",
         TaskSettings::LabelScores(_) => "one that scores the labels in requests",
         TaskSettings::ZeroShotEntities(_) => "one that finds entities by the labels in requests",
@@ -236,9 +237,9 @@ fn require(
         && match settings {
             TaskSettings::Seq2Seq(_) => generates.contains(&task),
             TaskSettings::Embedding(_) => !has_strategy || strategy != Some(Strategy::Model),
-            TaskSettings::Classification(_) | TaskSettings::LabelScores(_) => {
-                strategy != Some(Strategy::Embedding)
-            }
+            TaskSettings::Classification(_)
+            | TaskSettings::Listwise(_)
+            | TaskSettings::LabelScores(_) => strategy != Some(Strategy::Embedding),
             TaskSettings::TokenClassification(_) | TaskSettings::ZeroShotEntities(_) => true,
         };
     if can {
@@ -258,6 +259,7 @@ fn plausible(settings: &TaskSettings, generates: &'static [Task]) -> Vec<Task> {
     let settings = match settings {
         TaskSettings::Seq2Seq(_) => return generates.to_vec(),
         TaskSettings::Embedding(_) => return vec![Task::FeatureExtraction],
+        TaskSettings::Listwise(_) => return vec![Task::TextRanking],
         // GLiNER2 has heads for both tasks.
         TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some() => {
             return vec![Task::TokenClassification, Task::ZeroShotClassification];

@@ -55,7 +55,9 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
                 score_difference: is_scored.then(|| score_difference(&similarities)),
             }
         }
-        TaskSettings::Classification(settings) if settings.labels.len() == 1 => {
+        TaskSettings::Listwise(_) | TaskSettings::Classification(_)
+            if settings.labels().is_none_or(|labels| labels.len() == 1) =>
+        {
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let scores: Vec<[f32; 2]> = pairs().map(|(left, right)| [left[0], right[0]]).collect();
             Quality::Ranking {
@@ -64,7 +66,9 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
                 mean_difference: differences(pairs())[0],
             }
         }
-        TaskSettings::Classification(_) | TaskSettings::LabelScores(_) => {
+        TaskSettings::Classification(_)
+        | TaskSettings::Listwise(_)
+        | TaskSettings::LabelScores(_) => {
             let agree = |(left, right): &(&Answer, &Answer)| {
                 descending(left.values()).first() == descending(right.values()).first()
             };

@@ -320,7 +320,8 @@ fn require_comparable(left: &TaskSettings, right: &TaskSettings) -> Result<(), O
         (TaskSettings::TokenClassification(left), TaskSettings::TokenClassification(right)) => {
             same_labels(&left.labels, &right.labels)
         }
-        (TaskSettings::LabelScores(_), TaskSettings::LabelScores(_))
+        (TaskSettings::Listwise(_), TaskSettings::Listwise(_))
+        | (TaskSettings::LabelScores(_), TaskSettings::LabelScores(_))
         | (TaskSettings::ZeroShotEntities(_), TaskSettings::ZeroShotEntities(_)) => Ok(()),
         _ => Err(None),
     }

@@ -33,6 +33,7 @@ use kivu::{
             ClassificationPipeline,
             label_scores::LabelScoresPipeline,
             label_vectors::LabelEncoder,
+            listwise::ListwisePipeline,
             ranking::RankingPipeline,
             scores::ScoreFunction,
             zero_shot::{Labels, ZeroShotPipeline},
@@ -55,6 +56,8 @@ use kivu::{
 const PART: usize = 30;
 /// Timeout for [`PART`] texts.
 pub const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// What texts are ranked by that are read together.
+const QUERY: &str = "Which text is about a person?";
 /// Inputs above the model's token limit lose their end.
 pub const TRUNCATION: Truncation = Truncation::At(Side::Right);
 
@@ -64,6 +67,8 @@ pub enum ServedEncoder {
     Embedding(EmbeddingPipeline),
     /// Scores a text, or a pair of texts, for the model's own labels.
     Classification(ClassificationPipeline),
+    /// Scores texts that it reads together with a query.
+    Listwise(ListwisePipeline),
     /// Scores tokens for the model's own labels.
     TokenClassification(TokenClassificationPipeline),
     /// Scores texts for labels that the model reads with them.
@@ -152,6 +157,9 @@ impl ServedEncoder {
             TaskSettings::Classification(settings) => {
                 Self::Classification(ClassificationPipeline::new(tokenizer, backend, settings)?)
             }
+            TaskSettings::Listwise(settings) => {
+                Self::Listwise(ListwisePipeline::new(tokenizer, backend, settings)?)
+            }
             TaskSettings::TokenClassification(settings) => Self::TokenClassification(
                 TokenClassificationPipeline::new(tokenizer, backend, settings)?,
             ),
@@ -189,6 +197,9 @@ impl ServedEncoder {
             | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
                 Self::Classification(pipeline.clone())
+            }
+            Pipeline::Ranking(RankingPipeline::Listwise(pipeline)) => {
+                Self::Listwise(pipeline.clone())
             }
             Pipeline::TokenClassification(pipeline) => Self::TokenClassification(pipeline.clone()),
             Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => {
@@ -245,6 +256,15 @@ impl ServedEncoder {
                     .rows
                     .iter()
                     .map(|logits| function.apply(logits))
+                    .collect()
+            }
+            Self::Listwise(pipeline) => {
+                let scored = pipeline.score(QUERY.to_owned(), texts, TRUNCATION, deadline);
+                scored
+                    .await?
+                    .0
+                    .into_iter()
+                    .map(|score| vec![score])
                     .collect()
             }
             Self::TokenClassification(pipeline) => {

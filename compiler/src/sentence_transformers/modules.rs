@@ -565,12 +565,22 @@ impl Dense {
         self.outputs
     }
 
-    /// Whether it has nothing but weights and a bias.
-    pub fn is_linear(&self) -> bool {
-        matches!(
-            (&self.activation, &self.residual),
-            (Activation::Identity, Residual::None)
-        )
+    /// The same layer, with the activation ReLU.
+    pub fn with_relu(self) -> Self {
+        Self {
+            activation: Activation::Operator("Relu"),
+            ..self
+        }
+    }
+
+    /// Whether the native engine has the layer for token vectors.
+    pub fn suits_native_engine(&self) -> bool {
+        let has_activation = match self.activation {
+            Activation::Identity => true,
+            Activation::Operator("Relu") => self.outputs.is_multiple_of(LANES),
+            Activation::Operator(_) | Activation::Microsoft(_) => false,
+        };
+        has_activation && matches!(self.residual, Residual::None)
     }
 
     pub fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {

@@ -114,7 +114,7 @@ pub async fn score(JsonRequest(context, body): JsonRequest<ScoreRequest>) -> Api
     };
     let is_raw = match pipeline {
         RankingPipeline::CrossEncoder(_) => raw_scores(None, body.use_activation)?,
-        RankingPipeline::Embedding(_) => Some(true),
+        RankingPipeline::Embedding(_) | RankingPipeline::Listwise(_) => Some(true),
     };
     let parameters = RankingParameters {
         raw_scores: is_raw,
@@ -190,7 +190,7 @@ impl ScoreRequest {
     }
 }
 
-/// Scores in text order. The texts of equal queries are scored together.
+/// Scores in text order. The texts of equal queries are scored together, unless a score would depend on the others.
 async fn run(
     context: &Context,
     ranker: &Ranker,
@@ -201,16 +201,19 @@ async fn run(
         return ranker.run(query.clone(), texts, context.deadline).await;
     }
     let mut scores = vec![0.0; texts.len()];
-    let mut groups: BTreeMap<String, (Vec<usize>, Vec<String>)> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, usize), (Vec<usize>, Vec<String>)> = BTreeMap::new();
     for (place, (query, text)) in queries.into_iter().zip(texts).enumerate() {
-        let (places, texts) = groups.entry(query).or_default();
+        let group = if ranker.is_listwise() { place } else { 0 };
+        let (places, texts) = groups.entry((query, group)).or_default();
         places.push(place);
         texts.push(text);
     }
-    let runs = groups.into_iter().map(|(query, (places, texts))| async {
-        let (scores, usage) = ranker.run(query, texts, context.deadline).await?;
-        Ok::<_, Error>((places, scores, usage))
-    });
+    let runs = groups
+        .into_iter()
+        .map(|((query, _), (places, texts))| async {
+            let (scores, usage) = ranker.run(query, texts, context.deadline).await?;
+            Ok::<_, Error>((places, scores, usage))
+        });
     let runs: Vec<_> = sharing_turns(
         stream::iter(runs)
             .buffer_unordered(CONCURRENT_QUERIES)

@@ -180,6 +180,7 @@ fn model_type(manifest: &Manifest) -> Value {
         TaskSettings::Classification(own) if manifest.task == Task::TextRanking => {
             json!({ "reranker": labels(&own.labels) })
         }
+        TaskSettings::Listwise(_) => json!({ "reranker": labels(&[]) }),
         TaskSettings::Classification(own) => json!({ "classifier": labels(&own.labels) }),
         // TEI has no such models.
         TaskSettings::TokenClassification(own) => {

@@ -44,7 +44,7 @@ pub struct Prediction {
 impl TextPredictor {
     /// Checks that the model supports the parameters.
     pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
-        let predictor = Predictor::of_texts(model, parameters)?;
+        let predictor = Predictor::of_list(model, parameters)?;
         Ok(Self {
             columns: predictor.columns(),
             predictor,

@@ -48,13 +48,8 @@ use super::{
         report_file, s3_storage,
         target::{Target, Writer},
     },
-<<<<<<< HEAD
-    rows::{CsvOptions, Layout, Parquet},
-    sink::{SinkSettings, SinkWriter},
-=======
     rows::{CsvOptions, Layout, Parquet, TextReader},
-    sink::{SinkSettings, SinkWriter, Sinks},
->>>>>>> 276cf35d (Read text files line by line, and refuse mappings of other files)
+    sink::{SinkSettings, SinkWriter},
 };
 use kivu::{
     error::{Error, Result},

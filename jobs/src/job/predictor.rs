@@ -95,8 +95,20 @@ impl Scores {
 }
 
 impl Predictor {
-    /// Checks that the model supports the parameters.
+    /// Checks that the model supports the parameters, for texts that run in chunks.
     pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
+        let predictor = Self::of_model(model, parameters)?;
+        match predictor.is_listwise() {
+            true => Err(Error::invalid(format!(
+                "`{}` ranks texts by reading all of them together, but rows are read in chunks",
+                model.name
+            ))
+            .with_hint("send a query and its texts in one request, such as `/rerank`")),
+            false => Ok(predictor),
+        }
+    }
+
+    fn of_model(model: &Model, parameters: &Parameters) -> Result<Self> {
         let options = &parameters.options;
         let scope = Scope {
             truncate: parameters.truncates(&model.settings),
@@ -197,13 +209,26 @@ impl Predictor {
 
     /// Like [`Self::new`], for texts that are in no file.
     pub fn of_texts(model: &Model, parameters: &Parameters) -> Result<Self> {
-        match Self::new(model, parameters)? {
+        Self::new(model, parameters)?.without_file()
+    }
+
+    /// The same for texts that run together.
+    pub fn of_list(model: &Model, parameters: &Parameters) -> Result<Self> {
+        Self::of_model(model, parameters)?.without_file()
+    }
+
+    fn without_file(self) -> Result<Self> {
+        match self {
             Self::Entities(_, true) => Err(Error::invalid(
                 "the `redact-scope` `file` is not supported here: the texts are in no file",
             )
             .with_hint("use `text`, or the `redact-style` `hash`")),
             predictor => Ok(predictor),
         }
+    }
+
+    fn is_listwise(&self) -> bool {
+        matches!(self, Self::Ranking(ranker, _) if ranker.is_listwise())
     }
 
     /// Answer columns.
@@ -337,7 +362,7 @@ impl Predictor {
             Err(error) if texts.len() == 1 && !is_internal(&error) => {
                 return Ok(vec![refused(&error)]);
             }
-            Err(error) if deadline.has_passed() => return Err(error),
+            Err(error) if deadline.has_passed() || self.is_listwise() => return Err(error),
             Err(_) => {}
         }
         let (mut results, mut failed, count) = (Vec::new(), 0, texts.len());

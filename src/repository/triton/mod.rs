@@ -49,6 +49,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     let has_places = matches!(
         manifest.settings,
         TaskSettings::TokenClassification(_)
+            | TaskSettings::Listwise(_)
             | TaskSettings::LabelScores(_)
             | TaskSettings::ZeroShotEntities(_)
     );

@@ -47,6 +47,7 @@ mod classification {
     pub mod fast_text;
     pub mod gliner2;
     pub mod label_scores;
+    pub mod listwise;
     pub mod pair_templates;
     pub mod redaction;
     pub mod token_classifiers;

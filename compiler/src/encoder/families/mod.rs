@@ -36,6 +36,7 @@ pub use self::embedding_gemma2::{
 };
 pub use self::jina_v3::JINA_V3;
 pub use self::jina_v5::{CLASS as JINA_V5_CLASS, JINA_V5};
+pub use self::qwen::LISTWISE;
 use super::config::{EncoderConfig, Names};
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
@@ -65,24 +66,6 @@ const OTHER_LFM2: &str = "among LFM2's models, Kivu runs those without experts (
 const OWN_CODE: &str = "Kivu does not know what the model's own code computes; among such models, it runs pplx-embed-v1 and \
                         voyage-4-nano";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
-
-/// The same by class, for those whose `model_type` is that of another family.
-const CLASSES_NOT_BUILT: [(&str, &str); 1] = [(
-    "JinaForRanking",
-    "it reads a query and all texts in one prompt, and compares projected vectors of markers after them; Kivu's rankers read \
-     a query with one text, such as Qwen3-Reranker and jina-reranker-v2",
-)];
-
-/// Refuses classes that need more than their family's layers.
-pub fn check_class(config: &ConfigFile) -> Result<()> {
-    let class = config.architecture();
-    match CLASSES_NOT_BUILT.iter().find(|(known, _)| *known == class) {
-        None => Ok(()),
-        Some((_, reason)) => {
-            Err(Error::model(format!("`{class}` is not supported")).with_hint(*reason))
-        }
-    }
-}
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
 pub fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {

@@ -1,5 +1,5 @@
-//! Qwen2 and Qwen3: gte-Qwen2, mxbai-rerank-v2, Qwen3-Embedding, Qwen3-Reranker; and Qwen3 in code of its own, which
-//! attends to all tokens: pplx-embed-v1, voyage-4-nano.
+//! Qwen2 and Qwen3: gte-Qwen2, mxbai-rerank-v2, Qwen3-Embedding, Qwen3-Reranker; and Qwen3 in code of its own: with a head
+//! (jina-reranker-v3), and attending to all tokens (pplx-embed-v1, voyage-4-nano).
 
 use super::{
     decoders::{self, Defaults},
@@ -32,6 +32,9 @@ const PPLX_CLASS: &str = "PPLXQwen3Model";
 const VOYAGE_CODE: &str = "Qwen3Bidirectional";
 const PROJECTION: &str = "linear";
 
+/// The class of jina-reranker-v3.
+pub const LISTWISE: &str = "JinaForRanking";
+
 /// Layers before the first one with a window, if the files do not name the number.
 const MAX_WINDOW_LAYERS: usize = 28;
 
@@ -52,9 +55,29 @@ pub fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 pub fn read_qwen3(config: &ConfigFile) -> Result<EncoderConfig> {
-    match fields::has_code(config, VOYAGE_CODE) {
-        true => read_voyage(config),
-        false => read_layers(config),
+    let code = fields::code_class(config);
+    match [Some(config.architecture()), code].map(|class| class == Some(LISTWISE)) {
+        [true, true] => read_listwise(config),
+        [false, false] if fields::has_code(config, VOYAGE_CODE) => read_voyage(config),
+        [false, false] => read_layers(config),
+        _ => Err(Error::model(format!(
+            "expected `{LISTWISE}` in `architectures` and `auto_map`, but found it in one of them"
+        ))),
+    }
+}
+
+/// jina-reranker-v3. Its successor has windows.
+fn read_listwise(config: &ConfigFile) -> Result<EncoderConfig> {
+    let layers = read_layers(config)?;
+    let is_causal = |span: &Span| span.window == AttentionWindow::BEFORE;
+    match layers.spans.iter().all(is_causal) {
+        true => Ok(layers),
+        false => Err(Error::model(format!(
+            "`{LISTWISE}` with attention windows is not supported"
+        ))
+        .with_hint(
+            "Kivu runs jina-reranker-v3; the prompt of jina-reranker-v3.5 is not known here",
+        )),
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod label_scores;
 pub mod label_vectors;
+pub mod listwise;
 pub mod pair_template;
 pub mod ranking;
 pub mod scores;

@@ -1,11 +1,11 @@
-//! A query and texts to one relevance score per text: by a cross-encoder, which reads query and text together, by late
-//! interaction between multi-vectors, or by the similarity between embeddings, with the model's prompts for queries and
-//! documents.
+//! A query and texts to one relevance score per text: by a cross-encoder, which reads query and text together, by a model
+//! that reads all texts together, by late interaction between multi-vectors, or by the similarity between embeddings, with
+//! the model's prompts for queries and documents.
 
 use std::sync::Arc;
 
 pub use super::scores::RankingOptions;
-use super::{ClassificationPipeline, scores::ScoreFunction};
+use super::{ClassificationPipeline, listwise::ListwisePipeline, scores::ScoreFunction};
 use crate::backend::Deadline;
 use crate::pipeline::{
     embedding::{
@@ -22,6 +22,8 @@ pub enum RankingPipeline {
     CrossEncoder(ClassificationPipeline),
     /// An embedding model.
     Embedding(EmbeddingPipeline),
+    /// A model that reads the query and all texts in one prompt.
+    Listwise(ListwisePipeline),
 }
 
 impl RankingPipeline {
@@ -42,6 +44,7 @@ impl RankingPipeline {
             Self::CrossEncoder(pipeline) => {
                 Ok(Self::CrossEncoder(pipeline.with_instruction(instruction)?))
             }
+            Self::Listwise(pipeline) => Ok(Self::Listwise(pipeline.with_instruction(instruction))),
             Self::Embedding(_) => Err(Error::invalid(
                 "`instruction` is not supported: the model compares vectors",
             )
@@ -59,7 +62,16 @@ impl RankingPipeline {
                 "`prompt` is not supported: the model compares vectors",
             )
             .with_hint("leave it out")),
+            Self::Listwise(_) => Err(Error::invalid(
+                "`prompt` is not supported: the model has a template",
+            )
+            .with_hint("send an `instruction`")),
         }
+    }
+
+    /// Whether a text's score depends on the others in the request.
+    pub fn is_listwise(&self) -> bool {
+        matches!(self, Self::Listwise(_))
     }
 
     /// Maximum number of tokens in an input.
@@ -67,6 +79,7 @@ impl RankingPipeline {
         match self {
             Self::CrossEncoder(pipeline) => pipeline.settings().max_tokens,
             Self::Embedding(pipeline) => pipeline.settings().max_tokens,
+            Self::Listwise(pipeline) => pipeline.settings().max_text_tokens,
         }
     }
 
@@ -93,6 +106,11 @@ impl RankingPipeline {
                     ScoreFunction::Sigmoid
                 };
                 Ok((function.apply(&logits.rows.concat()), logits.usage))
+            }
+            Self::Listwise(pipeline) => {
+                pipeline
+                    .score(query, texts, options.truncation, deadline)
+                    .await
             }
             Self::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
                 pipeline

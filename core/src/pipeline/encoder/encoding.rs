@@ -370,6 +370,25 @@ impl InputTokenizer<'_> {
         Ok(EncodedWindows { encodings, places })
     }
 
+    /// Tokenizes prompts that `write` makes of a request's texts, which have `size` bytes. Also returns what it found.
+    pub async fn encode_prompts<T: Send + 'static>(
+        &self,
+        size: usize,
+        write: impl FnOnce(&Tokenizer) -> Result<(Vec<Encoding>, T)> + Send + 'static,
+    ) -> Result<(Encodings, T)> {
+        check_size(size, MAX_BYTES)?;
+        let (tokenizer, started) = (Arc::clone(self.tokenizer), Instant::now());
+        let (list, found) = tokenize(size, self.deadline, move || write(&tokenizer)).await?;
+        let encodings = Encodings {
+            texts: vec![None; list.len()],
+            list,
+            labels: None,
+            tokenization: started.elapsed(),
+            inputs_per_text: 1,
+        };
+        Ok((encodings, found))
+    }
+
     /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
     pub async fn encode_parts(
         &self,

@@ -72,10 +72,24 @@ fn named_models_are_refused_by_what_they_need() {
         ),
         (
             "jina-reranker-v3.5",
+            "tiny-jina-reranker-v3",
+            json!({ "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": true }),
+            None,
+            "`JinaForRanking` with attention windows is not supported; Kivu runs jina-reranker-v3; the prompt of",
+        ),
+        (
+            "jina-reranker-v3 without its code",
+            "tiny-jina-reranker-v3",
+            json!({ "auto_map": null }),
+            None,
+            "expected `JinaForRanking` in `architectures` and `auto_map`, but found it in one of them",
+        ),
+        (
+            "jina-reranker-v3 without a projector",
             "tiny-qwen3",
             json!({ "architectures": ["JinaForRanking"], "auto_map": { "AutoModel": "modeling.JinaForRanking" } }),
             None,
-            "`JinaForRanking` is not supported; it reads a query and all texts in one prompt",
+            "expected `modeling.py` as Kivu knows it, since no code is run, but found no such file",
         ),
         (
             "Phi-3",

@@ -47,7 +47,7 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
         None => (name, Precision::Int8),
     };
     let task = match name {
-        name if name.ends_with("-rank") => Task::TextRanking,
+        name if name.ends_with("-rank") || name.contains("-reranker") => Task::TextRanking,
         name if name.ends_with("-cls") => Task::TextClassification,
         name if name.ends_with("-nli") || name == "tiny-deberta-v2" => Task::TextClassification,
         name if ["-ner", "-filter"].iter().any(|end| name.ends_with(end))
@@ -178,7 +178,7 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 30] = [
+const DECODERS: [&str; 31] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
@@ -202,6 +202,7 @@ const DECODERS: [&str; 30] = [
     "tiny-lfm2-encoder",
     "tiny-pplx",
     "tiny-voyage",
+    "tiny-jina-reranker-v3",
     "tiny-ministral3 in blocks",
     "tiny-lfm2 in blocks",
     "tiny-privacy-filter",
