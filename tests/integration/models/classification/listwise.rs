@@ -137,7 +137,13 @@ async fn long_texts_and_markers_are_refused_by_name() {
     };
     let ended = tokio::task::spawn_blocking(|| run(job)).await.unwrap();
     refusals.push(ended.unwrap().error.unwrap());
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @"
+    query: the text has 6000 tokens, but the model takes at most 512; set `truncate` to shorten it
+    text 1: the text has 6000 tokens, but the model takes at most 2048; set `truncate` to shorten it
+    the query, the instruction or a text contains `<|rerank_token|>`, `<|embed_token|>`, which the model reads as its own; remove these tokens
+    `prompt` is not supported: the model has a template; send an `instruction`
+    `tiny-jina-reranker-v3` ranks texts by reading all of them together, but rows are read in chunks; send a query and its texts in one request, such as `/rerank`
+    ");
 }
 
 #[tokio::test]
