@@ -23,7 +23,7 @@ use kivu::{
     error::{Error, Result},
     model::Pipeline,
 };
-use kivu_jobs::{Parameters, Prediction, Predictions, TextPredictor};
+use kivu_jobs::{Prediction, Predictions, TextPredictor};
 
 const EXAMPLES: &str = "\
 Examples:

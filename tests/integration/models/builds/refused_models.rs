@@ -1,6 +1,9 @@
 //! Models that Kivu does not run, each with the settings or weights by which it is recognized: they are refused by name.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use kivu::repository::manifest::Precision;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -38,7 +41,6 @@ fn add_weight(model: &Path, name: &str) {
 #[test]
 fn named_models_are_refused_by_what_they_need() {
     let Some(runtime) = runtime() else { return };
-    let folder = tempfile::tempdir().unwrap();
     let code = |class: &str| json!({ "auto_map": { "AutoModel": class } });
     let other = "someone/roberta--modeling_other.XLMRobertaModel";
     let cases = [
@@ -46,140 +48,120 @@ fn named_models_are_refused_by_what_they_need() {
             "gte-Qwen2",
             "tiny-qwen2",
             code("modeling_qwen.Qwen2Model"),
-            None,
             "`qwen2` without code of its own",
         ),
         (
             "XLM-R",
             "tiny-xlm-roberta-multi",
             code(other),
-            None,
             "`xlm-roberta` without code of its own",
         ),
         (
             "NV-Embed",
             "tiny-mistral",
             json!({ "model_type": "nvembed" }),
-            None,
             "but found `nvembed`",
         ),
         (
             "mmBERT",
             "tiny-modernbert",
             json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } }),
-            None,
             "expected rotary positions without scaling (`default`), but found `yarn`",
         ),
         (
             "jina-reranker-v3.5",
             "tiny-jina-reranker-v3",
             json!({ "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": true }),
-            None,
             "`JinaForRanking` with attention windows is not supported; Kivu runs jina-reranker-v3; the prompt of",
         ),
         (
             "jina-reranker-v3 without its code",
             "tiny-jina-reranker-v3",
             json!({ "auto_map": null }),
-            None,
             "expected `JinaForRanking` in `architectures` and `auto_map`, but found it in one of them",
         ),
         (
             "jina-reranker-v3 without a projector",
             "tiny-qwen3",
             json!({ "architectures": ["JinaForRanking"], "auto_map": { "AutoModel": "modeling.JinaForRanking" } }),
-            None,
             "expected `modeling.py` as Kivu knows it, since no code is run, but found no such file",
         ),
         (
             "Phi-3",
             "tiny-llama",
             json!({ "model_type": "phi3" }),
-            None,
             "but found `phi3`",
         ),
         (
             "LFM2.5-Embedding",
             "tiny-lfm2",
             code("modeling_lfm2_bidirectional.Lfm2BidirectionalModel"),
-            None,
             "expected `modeling_lfm2_bidirectional.py` as Kivu knows it, since no code is run, but found no such file",
         ),
         (
             "pplx-embed-context",
             "tiny-pplx",
             code("modeling.PPLXQwen3ContextualModel"),
-            None,
             "expected `PPLXQwen3Model` in `bidirectional_pplx_qwen3`, but found `PPLXQwen3ContextualModel`",
         ),
         (
             "voyage-4-nano with windows",
             "tiny-voyage",
             json!({ "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1 }),
-            None,
             "expected layers without windows in code of its own",
         ),
         (
             "MobileBERT with other widths",
             "tiny-mobilebert",
             json!({ "true_hidden_size": 32 }),
-            None,
             "expected a `true_hidden_size` of 16",
         ),
         (
             "LFM2 with labels",
             "tiny-lfm2",
             json!({ "architectures": ["Lfm2ForSequenceClassification"] }),
-            None,
             "`lfm2` has no label head",
         ),
         (
             "LFM2 without kinds of layers",
             "tiny-lfm2",
             json!({ "layer_types": ["conv", "mamba", "conv", "full_attention"] }),
-            None,
             "expected `layer_types` with `conv` or `full_attention` for each of 4 layers",
         ),
         (
             "Ministral 3 without growth",
             "tiny-ministral3",
             json!({ "rope_parameters": { "rope_type": "yarn", "factor": 4.0 } }),
-            None,
             "expected a finite `llama_4_scaling_beta`",
         ),
         (
             "Ministral 3 with rotary positions for a part of each head",
             "tiny-ministral3",
             json!({ "partial_rotary_factor": 0.5 }),
-            None,
             "found `partial_rotary_factor`",
         ),
-        (
-            "voyage-4-nano",
-            "tiny-qwen3",
-            json!({}),
-            Some("linear.weight"),
-            "but found `linear.weight`",
-        ),
     ];
-    for (name, base, changes, weight, expected) in cases {
+    let folder = tempfile::tempdir().unwrap();
+    let changed = |name: &str, base: &str, changes: &Value| {
         let model = folder.path().join(name);
         copy(&fixtures().join("models").join(base), &model);
-        configure(&model, &changes);
-        if let Some(weight) = weight {
-            add_weight(&model, weight);
-        }
-        let request = request(
-            model,
-            folder.path().join(format!("{name}-built")),
-            Some(Precision::Fp32),
-        );
-        let refusal = build_request(&request, runtime)
-            .unwrap_err()
-            .chain()
-            .to_string();
+        configure(&model, changes);
+        model
+    };
+    let refusal = |model: PathBuf| {
+        let out = model.with_extension("built");
+        let request = request(model, out, Some(Precision::Fp32));
+        let error = build_request(&request, runtime).unwrap_err();
+        error.chain().to_string()
+    };
+    for (name, base, changes, expected) in cases {
+        let refusal = refusal(changed(name, base, &changes));
         assert!(refusal.contains(expected), "{name}: {refusal}");
     }
+    let voyage = changed("voyage-4-nano", "tiny-qwen3", &json!({}));
+    add_weight(&voyage, "linear.weight");
+    let refusal = refusal(voyage);
+    assert!(refusal.contains("but found `linear.weight`"), "{refusal}");
 }
 
 /// Code is known by its bytes; another file builds the same model on request, with a warning.
