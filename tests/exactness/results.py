@@ -132,7 +132,8 @@ def is_local(pipe):
     has_windows = config.model_type == "openai_privacy_filter" or {*kinds} == {"sliding_attention"}
     special = pipe.tokenizer.num_special_tokens_to_add()
     ropes = getattr(config, "rope_parameters", None) or {}
-    has_windows &= not any(kind in json.dumps(ropes) for kind in ("dynamic", "longrope"))  # positions depend on the length
+    types = [rope.get("rope_type") for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
+    has_windows &= not {*types} & {"dynamic", "longrope"}  # positions depend on the length
     return has_windows and 2 * config.num_hidden_layers * config.sliding_window < limit(pipe) - special
 
 
