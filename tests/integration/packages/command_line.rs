@@ -603,8 +603,11 @@ fn arguments_without_effect_are_refused() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    insta::assert_snapshot!(refusal(&["quality", "minilm", "--column", "text=a"]), @"");
-    insta::assert_snapshot!(refusal(&["run", "minilm", "-", "a text"]), @"");
+    insta::assert_snapshot!(refusal(&["quality", "minilm", "--column", "text=a"]), @"error: `--column` has no effect without `--texts` or `--pairs`");
+    insta::assert_snapshot!(refusal(&["run", "minilm", "-", "a text"]), @"
+    error: `-` stands for all lines of standard input, but there are other texts, too
+    hint: use either
+    ");
 }
 
 #[test]

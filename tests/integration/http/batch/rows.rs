@@ -306,21 +306,21 @@ fn the_program_reads_files_that_databases_write() {
 /// A header cannot be told from a text.
 #[test]
 fn every_line_of_a_text_file_is_a_row() {
-    const TEXTS: &str = "good, \"fine\r\n\nbad";
+    const TEXTS: &str = "the, \"cat\r\n\nsat";
     let (report, output) = processed("a.txt", TEXTS.as_bytes(), "b.jsonl");
     assert_eq!((report.progress.rows, &report.notes[..]), (3, &[][..]));
     let output = String::from_utf8(output).unwrap();
     let lines: Vec<&str> = output.lines().collect();
     assert_eq!(lines.len(), 3, "{output}");
     assert!(
-        lines[0].starts_with(r#"{"text":"good, \"fine","embedding":["#),
+        lines[0].starts_with(r#"{"text":"the, \"cat","embedding":["#),
         "{output}"
     );
     assert!(lines[1].starts_with(r#"{"text":"","error":"#), "{output}");
     let (_, output) = processed("a.txt.gz", &gzip(&[TEXTS.as_bytes()]), "b.csv");
     let output = String::from_utf8(output).unwrap();
     assert!(
-        output.starts_with("text,embedding,error\n\"good, \"\"fine\",\"["),
+        output.starts_with("text,embedding,error\n\"the, \"\"cat\",\"["),
         "{output}"
     );
     let folder = tempfile::tempdir().unwrap();
