@@ -142,9 +142,9 @@ fn separators_and_digits_beyond_ascii_are_read() {
     for (name, text) in [
         (
             "IBAN_CODE",
-            "DE89\u{a0}3704\u{a0}0440\u{a0}0532\u{a0}0130\u{a0}00",
+            "DE89\u{a0}3704\u{a0}0044\u{a0}0532\u{a0}0130\u{a0}00",
         ),
-        ("IBAN_CODE", "ＤＥ８９ 3704 0440 0532 0130 00"),
+        ("IBAN_CODE", "ＤＥ８９ 3704 0044 0532 0130 00"),
         ("CREDIT_CARD", "4111\u{2011}1111\u{2011}1111\u{2011}1111"),
         ("CREDIT_CARD", "４１１１　１１１１　１１１１　１１１１"),
         (
