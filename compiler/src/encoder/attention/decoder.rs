@@ -16,7 +16,9 @@ use kivu::{
     error::{Error, Result},
     pipeline::{
         Task,
-        classification::{ClassificationSettings, scores::ScoreFunction},
+        classification::{
+            ClassificationSettings, pair_template::PairTemplate, scores::ScoreFunction,
+        },
     },
     tokenizer::Tokenizer,
 };
@@ -85,6 +87,9 @@ pub fn head(
             1 => KnownTemplate::of(plan, &file)?,
             _ => None,
         };
+        if let Some(known) = known {
+            check_parts(known, tokenizer)?;
+        }
         let mut settings = settings(head.labels.clone(), head.function, known)?;
         settings.query_prompt = default_prompt(&plan.folder)?;
         settings.padding = padding(&file)?;
@@ -130,6 +135,28 @@ pub fn head(
         settings,
         Modules::of_last_token(hidden, score, output),
     )))
+}
+
+/// Refuses a tokenizer that gives the parts of a template other tokens than the whole, which a label head reads.
+fn check_parts(known: &KnownTemplate, tokenizer: &[u8]) -> Result<()> {
+    let PairTemplate {
+        prefix,
+        first,
+        suffix,
+        ..
+    } = known.pair_template();
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    let (parts, mut joined) = ([prefix, first, suffix], Vec::new());
+    for part in &parts {
+        joined.extend(tokenizer.ids(part)?);
+    }
+    match tokenizer.ids(&parts.concat())? == joined {
+        true => Ok(()),
+        false => Err(Error::model(format!(
+            "expected a tokenizer that splits texts between the parts of the template `{}`, but found another",
+            known.name
+        ))),
+    }
 }
 
 /// The token that is dropped at the end of texts. Only Gemma's classes have one by default.

@@ -156,6 +156,23 @@ fn tokenizers_with_another_first_token_are_refused() {
     }
 }
 
+/// A label head reads the whole pair as one text, which Kivu tokenizes in parts.
+#[test]
+fn tokenizers_that_join_the_parts_of_a_template_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = published(QWEN3, folder.path());
+    let path = source.join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    file["normalizer"] = serde_json::json!({"type": "Prepend", "prepend": "x"});
+    fs::write(&path, file.to_string()).unwrap();
+    let request = request(source, folder.path().join("out"), Some(Precision::Fp32));
+    assert_eq!(
+        build_request(&request, runtime).unwrap_err().to_string(),
+        "expected a tokenizer that splits texts between the parts of the template `qwen3-reranker`, but found another"
+    );
+}
+
 /// The recipe or the model card says what the folder's name does not.
 #[tokio::test]
 async fn recipes_and_model_cards_name_a_template() {
