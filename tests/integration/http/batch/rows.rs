@@ -342,9 +342,12 @@ fn every_line_of_a_text_file_is_a_row() {
     assert!(text(&output) == text(&uncut));
     // The output is read as what it is.
     let (report, _) = processed("a.txt", &fs::read(&output).unwrap()[..100_000], "b.jsonl");
-    assert_eq!(
-        report.progress.columns.iter().next().unwrap(),
-        "kivu_embedding"
+    assert!(
+        report
+            .progress
+            .columns
+            .iter()
+            .any(|name| name == "kivu_embedding")
     );
 }
 
