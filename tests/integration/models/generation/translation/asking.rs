@@ -1,6 +1,6 @@
 //! All translation routes, with valid and invalid requests, on a scripted model that repeats its source.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -677,20 +677,22 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
         ask("/translate", &libre).await.1,
         json!({ "translatedText": [cat, dog] })
     );
-    let libre = json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 1 });
+    // Kivu's own alternatives begin with the translation, and beams may have the same text.
+    let beams = json!({ "num_beams": 10, "num_return_sequences": 10 });
+    let own = json!({ "inputs": "cat", "src_lang": "en", "tgt_lang": "fr", "generate_parameters": beams });
+    let (_, own) = ask("/translate", &own).await;
+    let mut different: Vec<&Value> = Vec::new();
+    for beam in own["translations"][0]["alternatives"].as_array().unwrap() {
+        if !different.contains(&&beam["text"]) {
+            different.push(&beam["text"]);
+        }
+    }
+    let libre = json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 9 });
     let (_, answer) = ask("/translate", &libre).await;
     assert_eq!(
-        (
-            &answer["translatedText"],
-            answer["alternatives"].as_array().unwrap().len()
-        ),
-        (&cat, 1)
+        answer,
+        json!({ "translatedText": different[0], "alternatives": different[1..] })
     );
-    let many = json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 9 });
-    let (_, answer) = ask("/translate", &many).await;
-    let texts = answer["alternatives"].as_array().unwrap();
-    let different: HashSet<_> = texts.iter().chain([&cat]).collect();
-    assert_eq!(different.len(), 1 + texts.len());
     let null =
         json!({ "inputs": "cat", "src_lang": "en", "tgt_lang": "fr", "q": null, "source": null });
     let (_, answer) = ask("/translate", &null).await;
