@@ -18,8 +18,8 @@ import sys
 import tarfile
 import zipfile
 
+import page
 import yaml
-from page import write
 
 # Requirement, file, SHA-256.
 PACKAGES = {
@@ -255,7 +255,7 @@ class Measurement:
 
 
 def main():
-    kivu, folder, page = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    kivu, folder, docs = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     files = download(folder / "packages")
     measurement = Measurement(kivu, folder, sets(files, folder / "texts"))
     lines = [f"| model | figure | {' | '.join(PRECISIONS)} |", "|---|---|" + "---|" * len(PRECISIONS)]
@@ -268,7 +268,7 @@ def main():
         print(lines[-1], flush=True)
     if lost:
         sys.exit("\n".join(["error: the default build lost quality; the page is unchanged", *lost]))
-    write(page, "quality", "\n".join(lines))
+    page.write(docs, "quality", "\n".join(lines))
 
 
 if __name__ == "__main__":
