@@ -110,6 +110,22 @@ async fn vectors_are_truncated_to_the_dimensions_of_the_files() {
     assert_eq!(more["outputs"][0], whole["outputs"][0]);
 }
 
+/// sentence-transformers 6 compares them with the installed packages.
+#[tokio::test]
+async fn required_packages_have_no_effect() {
+    let change = (
+        "config_sentence_transformers.json",
+        "requirements",
+        json!({"transformers": ">=5.15", "peft": {"specifier": ">=0.18", "reason": "adapters"}}),
+    );
+    let body = || json!({"inputs": "hello"});
+    let Some(expected) = answer("tiny-bert", None, "/embed", body()).await else {
+        return;
+    };
+    let found = answer("tiny-bert", Some(change), "/embed", body()).await;
+    assert_eq!(found, Some(expected));
+}
+
 /// A `Router` encodes queries by its own modules, also in files without prompts.
 #[tokio::test]
 async fn queries_need_no_prompts() {
