@@ -42,6 +42,8 @@ def compile_router(checkout):
         (source / manifest).write_text(re.sub(r'"(dep:)?(text-embeddings-backend-candle|cudarc)\b[^"]*",?', "", "\n".join(lines)))
     ort = source / "backends/ort/Cargo.toml"
     ort.write_text(ort.read_text().replace('"download-binaries"', '"load-dynamic"').replace('"onednn", ', ""))
+    # Its locked version does not compile with Rust 1.95.
+    subprocess.run(["cargo", "update", "--package", "metrics@0.23.0", "--precise", "0.23.1"], cwd=source, check=True)
     command = ["cargo", "build", "--release", "--package", "text-embeddings-router", "--no-default-features", "--features", "http,ort"]
     subprocess.run(command, cwd=source, env=os.environ | {"CARGO_TARGET_DIR": str(WORK / "target")}, check=True)
 
