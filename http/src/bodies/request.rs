@@ -58,7 +58,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
 
 /// A request's JSON body.
 pub trait RequestBody: DeserializeOwned + Send + 'static {
-    /// The set of its fields in `fields.toml`, if they do not depend on the model.
+    /// The set of its fields in `fields.json`, if they do not depend on the model.
     const FIELDS: &str;
 }
 
