@@ -49,37 +49,24 @@ const SERVER: Api = Api {
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
-        get!("/", "page_or_health", page::page_or_health, "Check health, or open the page for trying models")
+        get!("/", "page_or_health", page::page_or_health)
             .open()
-            .response_of::<String>(
-                "text/plain; charset=utf-8",
-                "`Ollama is running`, for clients of Ollama; or a page for clients that list `text/html` in `accept`, if \
-                 pages are on.",
-                Some(r#""Ollama is running""#),
-            ),
-        get!("/docs", "docs", page::docs, "Show the API documentation")
+            .response_in::<String>("text/plain; charset=utf-8"),
+        get!("/docs", "docs", page::docs)
             .open()
             .optional()
-            .response_of::<String>("text/html; charset=utf-8", "A page that renders `/openapi.json`.", None),
+            .response_in::<String>("text/html; charset=utf-8"),
         kserve::HEALTH,
         kserve::HEALTH.at("/healthz", "healthz"),
         kserve::HEALTH.at("/ping", "ping"),
-        get!("/metrics", "metrics", info::metrics, "Metrics in Prometheus format")
+        get!("/metrics", "metrics", info::metrics)
             .optional()
-            .response_of::<String>(
-                "text/plain; charset=utf-8",
-                "Counters and durations.",
-                Some(r#""kivu_requests_total 7""#),
-            ),
-        get!("/models", "list", info::list, "List the models").response::<info::Models>(
-            "The models with their tasks, and the request limits.",
-            r#"{"limits": {"body_bytes": 6291456, "texts": 1024}, "models": [{"architecture": "BertModel", "dimensions": 384, "max_tokens": 256, "memory": 24760849, "name": "minilm", "precision": "int8", "state": "loaded", "task": "feature-extraction"}], "version": "0.2.0"}"#,
-        ),
-        get!("/openapi.json", "openapi", document, "The OpenAPI document")
+            .response_in::<String>("text/plain; charset=utf-8"),
+        get!("/models", "list", info::list).response::<info::Models>(),
+        get!("/openapi.json", "openapi", document)
             .open()
             .optional()
-            .description("Describes each route's requests, responses and errors, with examples.")
-            .responses::<Object>("This document.", &[]),
+            .response::<Object>(),
     ],
 };
 

@@ -24,24 +24,17 @@ pub const DEEPL: Api = Api {
     dialect: Dialect::Cohere,
     prefix: None,
     routes: &[
-        post!("/v2/translate", "deepl_translate", translators::deepl, "Translate texts, as DeepL does")
-            .request::<DeepLRequest>(r#"{"text": ["How are you?"], "target_lang": "PT"}"#)
-            .response::<translators::DeepLResponse>(
-                "The translations, in input order.",
-                r#"{"translations": [{"detected_source_language": "EN", "text": "Como você está?", "billed_characters": 12}]}"#,
-            )
+        post!("/v2/translate", "deepl_translate", translators::deepl)
+            .request::<DeepLRequest>()
+            .response::<translators::DeepLResponse>()
             .runs(Runs::Model),
         get!(
             "/v2/languages",
             "deepl_languages",
-            translators::deepl_languages,
-            "List the languages, as DeepL does"
+            translators::deepl_languages
         )
-        .query::<LanguageSide>("type", "`source` (default) or `target` languages.")
-        .response::<Vec<translators::DeepLLanguage>>(
-            "Source or target languages.",
-            r#"[{"language": "EN", "name": "English"}]"#,
-        ),
+        .query::<LanguageSide>("type")
+        .response::<Vec<translators::DeepLLanguage>>(),
     ],
 };
 
@@ -51,28 +44,12 @@ pub const LIBRE_TRANSLATE: Api = Api {
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
-        get!(
-            "/languages",
-            "libre_languages",
-            translators::languages,
-            "List the languages, as LibreTranslate does"
-        )
-        .response::<Vec<translators::SourceLanguage>>(
-            "Source languages, with their target languages.",
-            r#"[{"code": "en", "name": "English", "targets": ["pt"]}]"#,
-        ),
-        post!(
-            "/detect",
-            "detect",
-            detection::detect,
-            "Identify a text's language, as LibreTranslate does"
-        )
-        .request::<DetectRequest>(r#"{"q": "Good morning!"}"#)
-        .response::<Vec<DetectedLanguage>>(
-            "Possible languages, the most likely first.",
-            r#"[{"confidence": 91.5, "language": "en"}]"#,
-        )
-        .runs(Runs::ModelWithUsage),
+        get!("/languages", "libre_languages", translators::languages)
+            .response::<Vec<translators::SourceLanguage>>(),
+        post!("/detect", "detect", detection::detect)
+            .request::<DetectRequest>()
+            .response::<Vec<DetectedLanguage>>()
+            .runs(Runs::ModelWithUsage),
     ],
 };
 
@@ -82,31 +59,13 @@ pub const KIVU: Api = Api {
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
-        post!("/translate", "translate", translators::translate, "Translate texts")
-        .requests::<AnyTranslateRequest>(&[
-            (
-                "Kivu's own",
-                r#"{"inputs": ["Good morning!"], "model": "translate-en-pt", "src_lang": "en", "tgt_lang": "pt"}"#,
-            ),
-            ("LibreTranslate's", r#"{"q": "How are you?", "source": "en", "target": "pt"}"#),
-        ])
-        .response::<AnyTranslateResponse>(
-            "The best translation per text.",
-            r#"{"model": "translate-en-pt", "translations": [{"src_lang": "en", "text": "Bom dia!", "tgt_lang": "pt", "truncated": false}], "usage": {"input_tokens": 4, "output_tokens": 4}}"#,
-        )
-        .runs(Runs::ModelWithUsage),
-        post!("/restore", "restore", restoration::restore, "Put originals back into texts")
-            .description(
-                "The mapping is from a response with `redact`, or the key is that request's: the server stores neither. \
-                 Unknown placeholders stay, and are counted. No model runs.",
-            )
-            .request::<RestoreRequest>(
-                r#"{"inputs": "Dear [PERSON_1], thank you.", "redact_mapping": {"[PERSON_1]": "Sarah"}}"#,
-            )
-            .response::<OneOrMany<Restored>>(
-                "The text with its originals, or for a list of texts a list.",
-                r#"{"text": "Dear Sarah, thank you.", "restored": 1, "unknown": 0}"#,
-            ),
+        post!("/translate", "translate", translators::translate)
+            .request::<AnyTranslateRequest>()
+            .response::<AnyTranslateResponse>()
+            .runs(Runs::ModelWithUsage),
+        post!("/restore", "restore", restoration::restore)
+            .request::<RestoreRequest>()
+            .response::<OneOrMany<Restored>>(),
     ],
 };
 

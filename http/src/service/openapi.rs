@@ -1,4 +1,4 @@
-//! The OpenAPI document at `/openapi.json`, made from the route table and the schemas of its types.
+//! The OpenAPI document at `/openapi.json`, made from the route table, the schemas of its types, and `routes/texts.json`.
 
 use std::time::Duration;
 
@@ -30,6 +30,10 @@ use crate::{
     dialects::{Dialect, ErrorBody},
 };
 use kivu::error::{Error, Result};
+
+/// Summaries, descriptions and examples by operation: `success` describes the response, and `requests` and `responses`
+/// have several examples by name.
+const TEXTS: &str = include_str!("../routes/texts.json");
 
 /// Response headers: when they are sent, and their meaning.
 const HEADERS: [(&str, Sent, &str); 13] = [
@@ -123,13 +127,16 @@ pub fn respond(app: &App, apis: &[Api]) -> ApiResult {
 
 /// The document for a server with this access control.
 fn document(apis: &[Api], access: &Access) -> Result<Value> {
+    let texts: Map<String, Value> = serde_json::from_str(TEXTS).map_err(|error| {
+        Error::model_because("cannot read the texts of the OpenAPI document", error)
+    })?;
     let mut generators = Generators::new();
     let schemes = security_schemes(access);
     let security: Vec<Value> = schemes.keys().map(|name| json!({ name: [] })).collect();
     let mut paths = Map::new();
     for api in apis {
         for route in api.routes {
-            let mut operation = operation(api, route, &mut generators)?;
+            let mut operation = operation(api, route, &texts, &mut generators);
             if !route.is_open && !security.is_empty() {
                 operation["security"] = security.clone().into();
             }
@@ -258,23 +265,36 @@ fn remove_null(field: &mut Value) {
     }
 }
 
-fn operation(api: &Api, route: &Route, generators: &mut Generators) -> Result<Value> {
-    let mut operation = json!({ "tags": [api.name], "summary": route.summary, "operationId": route.id, "responses": {} });
-    if let Some(description) = route.description {
-        operation["description"] = description.into();
+fn operation(
+    api: &Api,
+    route: &Route,
+    texts: &Map<String, Value>,
+    generators: &mut Generators,
+) -> Value {
+    let text = |name: &str| {
+        [route.id, route.texts]
+            .iter()
+            .find_map(|id| texts.get(*id)?.get(name))
+    };
+    let mut operation =
+        json!({ "tags": [api.name], "summary": text("summary"), "operationId": route.id });
+    if let Some(description) = text("description") {
+        operation["description"] = description.clone();
     }
-    let parameters = parameters(route, &mut generators.requests);
+    let parameters = parameters(route, text("query"), &mut generators.requests);
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
     }
     if let Some(body) = &route.request {
-        let content = content(body, &mut generators.requests)?;
+        let examples = [text("request"), text("requests")];
+        let content = content(body, examples, &mut generators.requests);
         operation["requestBody"] = json!({ "content": content, "required": true });
     }
     let responses = &mut operation["responses"];
-    responses["200"] = json!({ "description": route.success });
+    responses["200"] = json!({ "description": text("success") });
     if let Some(body) = &route.response {
-        responses["200"]["content"] = content(body, &mut generators.responses)?;
+        let examples = [text("response"), text("responses")];
+        responses["200"]["content"] = content(body, examples, &mut generators.responses);
     }
     if route.has_binary_response {
         responses["200"]["content"]["application/octet-stream"] =
@@ -282,23 +302,22 @@ fn operation(api: &Api, route: &Route, generators: &mut Generators) -> Result<Va
     }
     add_errors(api.dialect, route, &mut generators.responses, responses);
     add_headers(route, responses);
-    Ok(operation)
+    operation
 }
 
-fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
+fn parameters(route: &Route, texts: Option<&Value>, generator: &mut SchemaGenerator) -> Vec<Value> {
     let in_path = |name| {
         let description = match name {
             "model" => "A served model's name.",
             "resource" => "What follows the slash in a model's ARN.",
-            "file_id" => "A file's id.",
-            "batch_id" => "A batch's id.",
             _ => "Always `1`.",
         };
         json!({
             "name": name, "in": "path", "description": description, "required": true, "schema": { "type": "string" },
         })
     };
-    let in_query = route.query.into_iter().flatten().map(|QueryParameter { name, description, schema }| {
+    let in_query = route.query.into_iter().flatten().map(|QueryParameter { name, schema }| {
+        let description = texts.and_then(|texts| texts.get(name));
         json!({
             "name": name, "in": "query", "description": description, "required": false, "schema": schema(generator),
         })
@@ -306,23 +325,22 @@ fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
     route.parameters().map(in_path).chain(in_query).collect()
 }
 
-/// A body by its media type.
-fn content(body: &Content, generator: &mut SchemaGenerator) -> Result<Value> {
+/// A body by its media type, with one example, or several by name.
+fn content(
+    body: &Content,
+    [example, examples]: [Option<&Value>; 2],
+    generator: &mut SchemaGenerator,
+) -> Value {
     let mut schema = (body.schema)(generator);
     Tidy.transform(&mut schema);
     let mut media = json!({ "schema": schema });
-    let read = |text| {
-        serde_json::from_str::<Value>(text).map_err(|error| {
-            Error::model_because("cannot read an example of the OpenAPI document", error)
-        })
-    };
-    if let Some(example) = body.example {
-        media["example"] = read(example)?;
+    if let Some(example) = example {
+        media["example"] = example.clone();
     }
-    for (name, example) in body.examples {
-        media["examples"][*name]["value"] = read(example)?;
+    for (name, example) in examples.and_then(Value::as_object).into_iter().flatten() {
+        media["examples"][name]["value"] = example.clone();
     }
-    Ok(json!({ body.media_type: media }))
+    json!({ body.media_type: media })
 }
 
 fn security_schemes(access: &Access) -> Map<String, Value> {
@@ -379,7 +397,6 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
     let new = |status, message: &str| Rejection::new(status, message);
     let (is_post, has_body) = (route.method == RouteMethod::Post, route.request.is_some());
     let has_content_type = has_body && dialect != Dialect::KServe;
-    let has_id = route.parameters().any(|name| name.ends_with("_id"));
     let path_error = Error::malformed("expected UTF-8 in the path, but found other bytes");
     let fleet_error = Error::unavailable("the fleet of `minilm` cannot be reached");
     let json_error = Error::malformed("the body is not JSON: expected value at line 1 column 1");
@@ -440,17 +457,12 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
             unknown_model.into(),
         ),
         (
-            has_id,
-            "Unknown id, or another caller's.",
-            new(StatusCode::NOT_FOUND, "unknown file `file-…`"),
-        ),
-        (
             has_body,
             "Too many texts, tokens or bytes.",
             too_large.into(),
         ),
         (
-            has_body || route.query[0].is_some() || is_post && has_id,
+            has_body || route.query[0].is_some(),
             "Invalid value.",
             invalid.into(),
         ),
@@ -495,4 +507,48 @@ fn add_headers(route: &Route, responses: &mut Value) {
 
 fn header(description: &str) -> Value {
     json!({ "description": description, "schema": { "type": "string" } })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::routes;
+
+    #[test]
+    fn routes_have_texts_and_texts_have_routes() {
+        let texts: Map<String, Value> = serde_json::from_str(TEXTS).unwrap();
+        let routes: Vec<_> = [RouteMethod::Get, RouteMethod::Post]
+            .into_iter()
+            .flat_map(routes::with_method)
+            .collect();
+        let ids: BTreeSet<_> = routes.iter().map(|route| route.id).collect();
+        for route in &routes {
+            let own = texts.get(route.texts).unwrap();
+            assert!(
+                own["summary"].is_string() && own["success"].is_string(),
+                "{}",
+                route.id
+            );
+        }
+        for (id, own) in &texts {
+            assert!(ids.contains(id.as_str()), "{id}");
+            let known = [
+                "summary",
+                "description",
+                "query",
+                "request",
+                "requests",
+                "success",
+                "response",
+                "responses",
+            ];
+            let names = own.as_object().unwrap().keys();
+            assert!(
+                names.into_iter().all(|name| known.contains(&name.as_str())),
+                "{id}"
+            );
+        }
+    }
 }

@@ -58,27 +58,21 @@ pub enum Runs {
 /// Returns a type's schema, which the generator adds to the components.
 pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
-/// Named examples in JSON.
-type Examples = &'static [(&'static str, &'static str)];
-
-/// A body: media type, schema and examples in JSON.
+/// A body: media type and schema.
 #[derive(Clone, Copy)]
 pub struct Content {
     pub media_type: &'static str,
     pub schema: SchemaOf,
-    pub example: Option<&'static str>,
-    pub examples: Examples,
 }
 
 /// An optional query parameter.
 #[derive(Clone, Copy)]
 pub struct QueryParameter {
     pub name: &'static str,
-    pub description: &'static str,
     pub schema: SchemaOf,
 }
 
-/// A path and method.
+/// A path and method. `routes/texts.json` describes it, with examples.
 #[derive(Clone, Copy)]
 pub struct Route {
     pub method: RouteMethod,
@@ -86,9 +80,9 @@ pub struct Route {
     pub path: &'static str,
     /// The operation name in generated clients and in links to `/docs`.
     pub id: &'static str,
+    /// The operation whose texts it has, unless there are own ones.
+    pub texts: &'static str,
     pub handler: fn() -> MethodRouter<Arc<App>>,
-    pub summary: &'static str,
-    pub description: Option<&'static str>,
     /// Whether requests need no credentials.
     pub is_open: bool,
     /// Whether the server's configuration can turn it off.
@@ -96,36 +90,26 @@ pub struct Route {
     pub runs: Runs,
     pub query: [Option<QueryParameter>; MAX_QUERY],
     pub request: Option<Content>,
-    /// The description of status 200.
-    pub success: &'static str,
     pub response: Option<Content>,
     /// Whether the response may also be binary data.
     pub has_binary_response: bool,
 }
 
-/// `get!(PATH, ID, HANDLER, SUMMARY)`: a route for GET, and HEAD.
+/// `get!(PATH, ID, HANDLER)`: a route for GET, and HEAD.
 macro_rules! get {
-    ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
-        Route::new(
-            RouteMethod::Get,
-            $path,
-            $id,
-            || axum::routing::get($handler),
-            $summary,
-        )
+    ($path:expr, $id:expr, $handler:expr $(,)?) => {
+        Route::new(RouteMethod::Get, $path, $id, || {
+            axum::routing::get($handler)
+        })
     };
 }
 
-/// `post!(PATH, ID, HANDLER, SUMMARY)`: a route for POST.
+/// `post!(PATH, ID, HANDLER)`: a route for POST.
 macro_rules! post {
-    ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
-        Route::new(
-            RouteMethod::Post,
-            $path,
-            $id,
-            || axum::routing::post($handler),
-            $summary,
-        )
+    ($path:expr, $id:expr, $handler:expr $(,)?) => {
+        Route::new(RouteMethod::Post, $path, $id, || {
+            axum::routing::post($handler)
+        })
     };
 }
 
@@ -138,21 +122,18 @@ impl Route {
         path: &'static str,
         id: &'static str,
         handler: fn() -> MethodRouter<Arc<App>>,
-        summary: &'static str,
     ) -> Self {
         Self {
             method,
             path,
             id,
+            texts: id,
             handler,
-            summary,
-            description: None,
             is_open: false,
             is_optional: false,
             runs: Runs::NoModel,
             query: [None; MAX_QUERY],
             request: None,
-            success: "",
             response: None,
             has_binary_response: false,
         }
@@ -161,17 +142,6 @@ impl Route {
     /// The same route at another path.
     pub const fn at(self, path: &'static str, id: &'static str) -> Self {
         Self { path, id, ..self }
-    }
-
-    pub const fn summary(self, summary: &'static str) -> Self {
-        Self { summary, ..self }
-    }
-
-    pub const fn description(self, description: &'static str) -> Self {
-        Self {
-            description: Some(description),
-            ..self
-        }
     }
 
     pub const fn open(self) -> Self {
@@ -193,70 +163,32 @@ impl Route {
     }
 
     /// Adds a query parameter.
-    pub const fn query<T: JsonSchema>(
-        mut self,
-        name: &'static str,
-        description: &'static str,
-    ) -> Self {
+    pub const fn query<T: JsonSchema>(mut self, name: &'static str) -> Self {
         let mut free = 0;
         while self.query[free].is_some() {
             free += 1;
         }
         let schema = SchemaGenerator::subschema_for::<T>;
-        self.query[free] = Some(QueryParameter {
-            name,
-            description,
-            schema,
-        });
+        self.query[free] = Some(QueryParameter { name, schema });
         self
     }
 
-    /// A request with a body in JSON, such as `example`.
-    pub const fn request<T: JsonSchema>(self, example: &'static str) -> Self {
+    /// A request with a body in JSON.
+    pub const fn request<T: JsonSchema>(self) -> Self {
         Self {
-            request: Some(Content::new::<T>(JSON, Some(example), &[])),
+            request: Some(Content::new::<T>(JSON)),
             ..self
         }
     }
 
-    pub const fn requests<T: JsonSchema>(self, examples: Examples) -> Self {
+    /// A response with a body in JSON.
+    pub const fn response<T: JsonSchema>(self) -> Self {
+        self.response_in::<T>(JSON)
+    }
+
+    pub const fn response_in<T: JsonSchema>(self, media_type: &'static str) -> Self {
         Self {
-            request: Some(Content::new::<T>(JSON, None, examples)),
-            ..self
-        }
-    }
-
-    /// A response without a body.
-    pub const fn responds(self, success: &'static str) -> Self {
-        Self { success, ..self }
-    }
-
-    /// A response in JSON, such as `example`.
-    pub const fn response<T: JsonSchema>(
-        self,
-        success: &'static str,
-        example: &'static str,
-    ) -> Self {
-        self.response_of::<T>(JSON, success, Some(example))
-    }
-
-    pub const fn responses<T: JsonSchema>(self, success: &'static str, examples: Examples) -> Self {
-        Self {
-            success,
-            response: Some(Content::new::<T>(JSON, None, examples)),
-            ..self
-        }
-    }
-
-    pub const fn response_of<T: JsonSchema>(
-        self,
-        media_type: &'static str,
-        success: &'static str,
-        example: Option<&'static str>,
-    ) -> Self {
-        Self {
-            success,
-            response: Some(Content::new::<T>(media_type, example, &[])),
+            response: Some(Content::new::<T>(media_type)),
             ..self
         }
     }
@@ -290,16 +222,10 @@ fn parameter(segment: &str) -> Option<&str> {
 }
 
 impl Content {
-    const fn new<T: JsonSchema>(
-        media_type: &'static str,
-        example: Option<&'static str>,
-        examples: Examples,
-    ) -> Self {
+    const fn new<T: JsonSchema>(media_type: &'static str) -> Self {
         Self {
             media_type,
             schema: SchemaGenerator::subschema_for::<T>,
-            example,
-            examples,
         }
     }
 }
@@ -315,8 +241,7 @@ mod tests {
         const ROUTE: Route = get!(
             "/models/{model}/versions/{version}",
             "versions",
-            async || StatusCode::OK,
-            "Versions"
+            async || StatusCode::OK
         );
         let matching = [
             "/models/a/versions/1",
