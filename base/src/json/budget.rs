@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use scoped_tls::scoped_thread_local;
+
 use crate::error::{Error, Result};
 
 /// Limit: a multiple of the text size plus a constant. Real requests stay far below it.
@@ -34,9 +36,9 @@ pub struct Budget {
     refusal: RefCell<Option<Error>>,
 }
 
-tokio::task_local! {
+scoped_thread_local! {
     /// Limits for the text that is being read: the fields of derived types get nothing else from their object.
-    static BUDGET: Budget;
+    static BUDGET: Budget
 }
 
 impl Budget {
@@ -61,11 +63,10 @@ impl Budget {
         }
     }
 
-    /// Reads a text, whose values count from now on. `read` gets a function for the refusal, if there was one.
-    pub fn scope<T>(self, read: impl FnOnce(fn() -> Option<Error>) -> T) -> T {
-        BUDGET.sync_scope(self, || {
-            read(|| BUDGET.with(|budget| budget.refusal.take()))
-        })
+    /// Reads a text, whose values count from now on. Also returns the refusal of a value, if there was one.
+    pub fn scope<T>(self, read: impl FnOnce() -> T) -> (T, Option<Error>) {
+        let read = BUDGET.set(&self, read);
+        (read, self.refusal.into_inner())
     }
 
     fn take(&self, bytes: usize) -> Result<()> {
@@ -91,6 +92,10 @@ impl Budget {
     }
 }
 
+fn current<T>(read: impl FnOnce(&Budget) -> T) -> Option<T> {
+    BUDGET.is_set().then(|| BUDGET.with(read))
+}
+
 /// Takes memory for a value that is being read. Values outside of [`Budget::scope`] were counted before.
 pub fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
     let refuse = |budget: &Budget| {
@@ -99,12 +104,10 @@ pub fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
             .map_err(|refusal| budget.refusal.replace(Some(refusal)));
         refused.map_err(|_| E::custom("too large"))
     };
-    BUDGET.try_with(refuse).unwrap_or(Ok(()))
+    current(refuse).unwrap_or(Ok(()))
 }
 
 /// Maximum texts that a list keeps.
 pub fn max_texts() -> usize {
-    BUDGET
-        .try_with(|budget| budget.max_texts)
-        .unwrap_or(usize::MAX)
+    current(|budget| budget.max_texts).unwrap_or(usize::MAX)
 }

@@ -100,13 +100,14 @@ pub fn read_known<T: DeserializeOwned>(
     budget: Budget,
     known: Known,
 ) -> Result<T, ReadError> {
-    budget.scope(|refusal| {
+    let (read, refusal) = budget.scope(|| {
         let mut deserializer = serde_json::Deserializer::from_slice(text);
         let value = serde_path_to_error::deserialize(Objects::with(&mut deserializer, known))
-            .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
+            .map_err(ReadError::Wrong)?;
         deserializer
             .end()
             .map(|()| value)
             .map_err(ReadError::Trailing)
-    })
+    });
+    refusal.map_or(read, |refusal| Err(ReadError::Refused(refusal)))
 }
