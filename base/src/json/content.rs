@@ -6,6 +6,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::Value;
 
 use super::budget::max_texts;
 
@@ -15,13 +16,8 @@ const LIST: &str = "a list";
 
 /// A type with a form for each JSON type.
 pub trait FromJson<'de>: Sized {
-    /// Null, a boolean or a number, in words.
-    fn other(kind: &'static str) -> Self;
-
-    /// A number that fits in `i64`, without a fraction.
-    fn whole_number(number: i64) -> Self {
-        Self::other(if number < 0 { OTHER_NUMBER } else { NUMBER })
-    }
+    /// Null, a boolean or a number.
+    fn scalar(value: Value) -> Self;
 
     /// A string, which may be empty.
     fn text(text: Cow<'_, str>) -> Self;
@@ -50,23 +46,23 @@ impl<'de, F: FromJson<'de>> Visitor<'de> for AnyVisitor<F> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<F, E> {
-        Ok(F::other("null"))
+        Ok(F::scalar(Value::Null))
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<F, E> {
-        Ok(F::other("a boolean"))
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<F, E> {
+        Ok(F::scalar(flag.into()))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<F, E> {
-        Ok(i64::try_from(number).map_or_else(|_| F::other(NUMBER), F::whole_number))
+        Ok(F::scalar(number.into()))
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<F, E> {
-        Ok(F::whole_number(number))
+        Ok(F::scalar(number.into()))
     }
 
-    fn visit_f64<E: Error>(self, _: f64) -> Result<F, E> {
-        Ok(F::other(OTHER_NUMBER))
+    fn visit_f64<E: Error>(self, number: f64) -> Result<F, E> {
+        Ok(F::scalar(number.into()))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<F, E> {
@@ -90,8 +86,13 @@ impl<'de, F: FromJson<'de>> Visitor<'de> for AnyVisitor<F> {
 pub struct Kind(pub &'static str);
 
 impl<'de> FromJson<'de> for Kind {
-    fn other(kind: &'static str) -> Self {
-        Self(kind)
+    fn scalar(value: Value) -> Self {
+        Self(match value {
+            Value::Null => "null",
+            Value::Bool(_) => "a boolean",
+            number if number.is_u64() => NUMBER,
+            _ => OTHER_NUMBER,
+        })
     }
 
     fn text(_: Cow<'_, str>) -> Self {
@@ -209,13 +210,9 @@ impl List {
 }
 
 impl<'de> FromJson<'de> for Content {
-    fn other(kind: &'static str) -> Self {
-        Self::Other(kind)
-    }
-
-    fn whole_number(number: i64) -> Self {
-        let other = if number < 0 { OTHER_NUMBER } else { NUMBER };
-        u32::try_from(number).map_or(Self::Other(other), Self::Id)
+    fn scalar(value: Value) -> Self {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.map_or_else(|| Self::Other(Kind::scalar(value).0), Self::Id)
     }
 
     fn text(text: Cow<'_, str>) -> Self {

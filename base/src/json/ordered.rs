@@ -1,12 +1,15 @@
 //! Values whose objects keep the order of their fields, for requests in which it matters.
 
-use std::fmt;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, MapAccess, SeqAccess, Visitor},
+    de::{Error, MapAccess, SeqAccess},
 };
+use serde_json::Value;
+
+use super::{FromJson, from_any};
 
 /// A JSON value.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,12 +65,12 @@ impl Serialize for Ordered {
 
 impl<'de> Deserialize<'de> for Ordered {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(OrderedVisitor)
+        from_any(deserializer)
     }
 }
 
 impl JsonSchema for Ordered {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         "JsonValue".into()
     }
 
@@ -76,62 +79,30 @@ impl JsonSchema for Ordered {
     }
 }
 
-struct OrderedVisitor;
-
-impl<'de> Visitor<'de> for OrderedVisitor {
-    type Value = Ordered;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a JSON value")
+impl<'de> FromJson<'de> for Ordered {
+    fn scalar(value: Value) -> Self {
+        match (value.as_bool(), value.as_f64()) {
+            (Some(flag), _) => Self::Flag(flag),
+            (_, Some(number)) => Self::Number(number),
+            _ => Self::Null,
+        }
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Ordered, E> {
-        Ok(Ordered::Null)
+    fn text(text: Cow<'_, str>) -> Self {
+        Self::Text(text.into_owned())
     }
 
-    fn visit_none<E: Error>(self) -> Result<Ordered, E> {
-        Ok(Ordered::Null)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Ordered, D::Error> {
-        Ordered::deserialize(deserializer)
-    }
-
-    fn visit_bool<E: Error>(self, flag: bool) -> Result<Ordered, E> {
-        Ok(Ordered::Flag(flag))
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Ordered, E> {
-        Ok(Ordered::Number(number))
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Ordered, E> {
-        Ok(Ordered::Number(number as f64))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Ordered, E> {
-        Ok(Ordered::Number(number as f64))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Ordered, E> {
-        Ok(Ordered::Text(text.to_owned()))
-    }
-
-    fn visit_string<E: Error>(self, text: String) -> Result<Ordered, E> {
-        Ok(Ordered::Text(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Ordered, A::Error> {
+    fn list<A: SeqAccess<'de>>(mut items: A) -> Result<Self, A::Error> {
         let mut values = Vec::new();
-        while let Some(value) = access.next_element()? {
+        while let Some(value) = items.next_element()? {
             values.push(value);
         }
-        Ok(Ordered::List(values))
+        Ok(Self::List(values))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Ordered, A::Error> {
-        let (mut fields, mut names) = (Vec::new(), std::collections::BTreeSet::new());
-        while let Some((name, value)) = access.next_entry::<String, Ordered>()? {
+    fn object<A: MapAccess<'de>>(mut access: A) -> Result<Self, A::Error> {
+        let (mut fields, mut names) = (Vec::new(), BTreeSet::new());
+        while let Some((name, value)) = access.next_entry::<String, Self>()? {
             if !names.insert(name.clone()) {
                 return Err(A::Error::custom(format_args!(
                     "duplicate field `{}`",
@@ -140,7 +111,7 @@ impl<'de> Visitor<'de> for OrderedVisitor {
             }
             fields.push((name, value));
         }
-        Ok(Ordered::Object(fields))
+        Ok(Self::Object(fields))
     }
 }
 

@@ -1,13 +1,15 @@
 //! Value trees whose objects have each field once, like types with named fields: of a field that is given twice,
 //! [`Value`] keeps the last one and says nothing.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
+
+use super::{FromJson, from_any};
 
 /// Characters of a field's name in errors.
 const MAX_NAME: usize = 40;
@@ -18,7 +20,7 @@ pub struct Tree(pub Value);
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TreeVisitor).map(Self)
+        from_any(deserializer)
     }
 }
 
@@ -62,53 +64,25 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
-struct TreeVisitor;
-
-impl<'de> Visitor<'de> for TreeVisitor {
-    type Value = Value;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a value")
+impl<'de> FromJson<'de> for Tree {
+    fn scalar(value: Value) -> Self {
+        Self(value)
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn text(text: Cow<'_, str>) -> Self {
+        Self(text.into())
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Value, E> {
-        Ok(Number::from_f64(number).into())
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
-        Ok(text.into())
-    }
-
-    fn visit_string<E: Error>(self, text: String) -> Result<Value, E> {
-        Ok(text.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+    fn list<A: SeqAccess<'de>>(mut access: A) -> Result<Self, A::Error> {
         let mut items = Vec::new();
-        while let Some(Tree(item)) = access.next_element()? {
+        while let Some(Self(item)) = access.next_element()? {
             items.push(item);
         }
-        Ok(items.into())
+        Ok(Self(items.into()))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Value, A::Error> {
-        FieldsVisitor.visit_map(access).map(Value::Object)
+    fn object<A: MapAccess<'de>>(access: A) -> Result<Self, A::Error> {
+        FieldsVisitor.visit_map(access).map(Value::Object).map(Self)
     }
 }
 

@@ -75,7 +75,7 @@ impl RequestBody for EmbedRequest {
 }
 
 impl<'de> FromJson<'de> for EmbedRequest {
-    fn other(_: &'static str) -> Self {
+    fn scalar(_: Value) -> Self {
         Self::default()
     }
 

@@ -366,12 +366,8 @@ impl Data {
 }
 
 impl<'de> FromJson<'de> for Data {
-    fn other(_: &'static str) -> Self {
-        Self::Other
-    }
-
-    fn whole_number(number: i64) -> Self {
-        Self::Integer(number)
+    fn scalar(value: Value) -> Self {
+        value.as_i64().map_or(Self::Other, Self::Integer)
     }
 
     fn text(text: Cow<'_, str>) -> Self {
