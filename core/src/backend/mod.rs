@@ -53,10 +53,7 @@ pub enum Engine {
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Native => "native",
-            Self::Onnx => "onnx",
-        })
+        self.serialize(f)
     }
 }
 
@@ -269,12 +266,14 @@ impl Signature {
     }
 }
 
-/// The time by which a result is needed.
+/// The time by which a result is needed, for a request or one of its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Instant,
     /// The time that was granted, for the error message.
     granted: Duration,
+    /// Parts of the request that run at the same time.
+    parts: NonZeroUsize,
 }
 
 impl Deadline {
@@ -283,6 +282,7 @@ impl Deadline {
         Self {
             at: Instant::now() + time,
             granted: time,
+            parts: NonZeroUsize::MIN,
         }
     }
 
@@ -292,9 +292,26 @@ impl Deadline {
         Self::within(YEAR)
     }
 
+    /// The same deadline for each of a request's parts, of which up to `parts` run at the same time. Together they have
+    /// as much work in progress as other requests, so that requests take turns.
+    pub fn shared_by(self, parts: usize) -> Self {
+        let parts = NonZeroUsize::new(parts).unwrap_or(NonZeroUsize::MIN);
+        Self {
+            parts: self.parts.saturating_mul(parts),
+            ..self
+        }
+    }
+
+    /// The part of `count` that this part of a request may have in progress, at least 1.
+    pub fn share(&self, count: usize) -> usize {
+        (count / self.parts).max(1)
+    }
+
     /// Returns the earlier deadline.
     pub fn or_earlier(self, other: Self) -> Self {
-        if other.at < self.at { other } else { self }
+        let parts = self.parts;
+        let earlier = if other.at < self.at { other } else { self };
+        Self { parts, ..earlier }
     }
 
     /// The time left; zero once the deadline has passed.

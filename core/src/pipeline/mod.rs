@@ -9,7 +9,6 @@ pub mod redaction;
 pub mod seq2seq;
 mod task;
 
-pub use self::encoder::executor::sharing_turns;
 pub use self::{
     encoder::{encoding::Input, usage::Usage},
     task::Task,

@@ -21,7 +21,7 @@ use kivu::{
     error::{Error, Result},
     json::Content,
     json_schemas::Texts,
-    pipeline::{Usage, classification::ranking::RankingPipeline, sharing_turns},
+    pipeline::{Usage, classification::ranking::RankingPipeline},
     task::ranking::{Ranker, RankingParameters},
     tokenizer::Side,
 };
@@ -97,7 +97,7 @@ struct TextScore {
 }
 
 /// Pairs that run at the same time.
-const CONCURRENT_QUERIES: usize = 16;
+const CONCURRENT_QUERIES: usize = 8;
 
 /// Score texts by a query, as vLLM does
 pub async fn score(JsonRequest(context, body): JsonRequest<ScoreRequest>) -> ApiResult {
@@ -208,18 +208,19 @@ async fn run(
         places.push(place);
         texts.push(text);
     }
+    let deadline = context
+        .deadline
+        .shared_by(groups.len().min(CONCURRENT_QUERIES));
     let runs = groups
         .into_iter()
         .map(|((query, _), (places, texts))| async {
-            let (scores, usage) = ranker.run(query, texts, context.deadline).await?;
+            let (scores, usage) = ranker.run(query, texts, deadline).await?;
             Ok::<_, Error>((places, scores, usage))
         });
-    let runs: Vec<_> = sharing_turns(
-        stream::iter(runs)
-            .buffer_unordered(CONCURRENT_QUERIES)
-            .try_collect(),
-    )
-    .await?;
+    let runs: Vec<_> = stream::iter(runs)
+        .buffer_unordered(CONCURRENT_QUERIES)
+        .try_collect()
+        .await?;
     let (mut total, mut truncated) = (Usage::default(), Vec::new());
     for (places, of_group, usage) in runs {
         truncated.extend(

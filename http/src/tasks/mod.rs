@@ -45,7 +45,6 @@ use kivu::{
     error::{Error, Result},
     json::{Known, Tree, check},
     model::{Model, Pipeline},
-    pipeline::sharing_turns,
     task::labels,
 };
 
@@ -214,7 +213,7 @@ fn is_similarity(body: &Value) -> bool {
 }
 
 /// A request's instances that run at the same time.
-const CONCURRENT_INSTANCES: usize = 16;
+const CONCURRENT_INSTANCES: usize = 8;
 /// Response bytes that take as much memory as a value.
 const BYTES_PER_VALUE: usize = 12;
 
@@ -233,13 +232,17 @@ impl RequestBody for VertexRequest {
 /// Run the first model for several requests, as Vertex AI does
 ///
 /// The instances share the request's limits and turns.
-pub async fn vertex(PiecewiseRequest(context, body): PiecewiseRequest<VertexRequest>) -> ApiResult {
-    inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
-    sharing_turns(run_instances(&context, body.instances)).await
-}
-
-async fn run_instances(context: &Context, instances: Vec<Tree>) -> ApiResult {
-    let (limits, count) = (&context.app.limits, instances.len());
+pub async fn vertex(
+    PiecewiseRequest(context, VertexRequest { instances }): PiecewiseRequest<VertexRequest>,
+) -> ApiResult {
+    inputs::count("instances", instances.len(), context.app.limits.texts)?;
+    let count = instances.len();
+    let deadline = context.deadline.shared_by(count.min(CONCURRENT_INSTANCES));
+    let context = &Context {
+        deadline,
+        ..context
+    };
+    let limits = &context.app.limits;
     let (mut predictions, mut size) = (vec![Bytes::new(); count], 0);
     let (mut backend, mut truncated) = (None, Vec::new());
     let runs = instances

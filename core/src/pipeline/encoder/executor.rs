@@ -9,12 +9,11 @@ use std::{
     fmt,
     future::Future,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream};
-use tokio::sync::Semaphore;
 
 use crate::{
     backend::{
@@ -57,7 +56,7 @@ pub trait RemoteModel: Clone + Send + Sync {
 /// A model at all locations where it runs.
 #[derive(Clone, Debug)]
 pub struct Executor<L, R: RemoteModel> {
-    route: Route<L>,
+    route: Arc<Route<L>>,
     spec: R::Spec,
     /// The fleet's model, as its servers last described it.
     remote: Arc<Mutex<Option<Opened<R>>>>,
@@ -74,7 +73,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
     /// An executor for `route`; the fleet's model must meet `spec`, which is checked once its description is known.
     pub fn new(route: Route<L>, spec: R::Spec) -> Self {
         Self {
-            route,
+            route: Arc::new(route),
             spec,
             remote: Arc::default(),
         }
@@ -199,27 +198,6 @@ fn not_loaded() -> Error {
     Error::model("no model is loaded")
 }
 
-tokio::task_local! {
-    /// Turns shared by the parts of the current request.
-    static TURNS: Arc<RequestConcurrency>;
-}
-
-/// The work that a request may have in progress, so that requests take turns.
-struct RequestConcurrency {
-    /// Initialized with the first model's batch count.
-    batches: OnceLock<Semaphore>,
-    tokenization: Semaphore,
-}
-
-/// Runs a request whose parts share its turns.
-pub async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
-    let turns = RequestConcurrency {
-        batches: OnceLock::new(),
-        tokenization: Semaphore::new(1),
-    };
-    TURNS.scope(Arc::new(turns), request).await
-}
-
 /// Runs a request's batches and returns the results in input order, which their indexes determine.
 ///
 /// At most two per parallel run of the backend are in progress: the backend never waits for a request's next batch, and
@@ -227,19 +205,9 @@ pub async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
 pub async fn run_batches<T: Send>(
     batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
     concurrency: NonZeroUsize,
+    deadline: Deadline,
 ) -> Result<Vec<T>> {
-    let max = 2 * concurrency.get();
-    let turns = TURNS.try_with(Arc::clone).ok();
-    let turns = turns
-        .as_ref()
-        .map(|turns| turns.batches.get_or_init(|| Semaphore::new(max)));
-    let batches = batches.into_iter().map(|batch| async {
-        let _turn = match turns {
-            Some(turns) => turns.acquire().await.ok(),
-            None => None,
-        };
-        batch.await
-    });
+    let max = deadline.share(2 * concurrency.get());
     let done = stream::iter(batches).buffer_unordered(max).try_concat();
     let mut done: Vec<(usize, T)> = done.await?;
     done.sort_by_key(|(index, _)| *index);
@@ -252,22 +220,20 @@ pub async fn tokenize<T: Send + 'static>(
     deadline: Deadline,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let turns = TURNS.try_with(Arc::clone).ok();
-    let _turn = match &turns {
-        Some(turns) => turns.tokenization.acquire().await.ok(),
-        None => None,
-    };
     timed_tokenization(deadline.run_sized(bytes, work)).await
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering::SeqCst},
+        time::Duration,
+    };
 
     use super::*;
 
     /// Peak batches in progress while two parts of a request run.
-    async fn in_progress() -> usize {
+    async fn in_progress(deadline: Deadline) -> usize {
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let batch = async |index| {
             most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
@@ -275,7 +241,7 @@ mod tests {
             now.fetch_sub(1, SeqCst);
             Ok(vec![(index, ())])
         };
-        let part = || run_batches((0..8).map(batch).collect(), NonZeroUsize::MIN);
+        let part = || run_batches((0..8).map(batch).collect(), NonZeroUsize::MIN, deadline);
         let (one, other) = futures::join!(part(), part());
         assert_eq!((one.unwrap().len(), other.unwrap().len()), (8, 8));
         most.into_inner()
@@ -283,7 +249,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_parts_of_a_request_share_its_turns() {
-        assert_eq!(in_progress().await, 4, "two requests");
-        assert_eq!(sharing_turns(in_progress()).await, 2, "one request");
+        let deadline = Deadline::within(Duration::from_secs(60));
+        assert_eq!(in_progress(deadline).await, 4, "two requests");
+        let part = deadline.shared_by(2).or_earlier(deadline);
+        assert_eq!(in_progress(part).await, 2, "one request");
+        assert_eq!(in_progress(part.shared_by(9)).await, 2, "one batch of each");
     }
 }

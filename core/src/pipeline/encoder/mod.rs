@@ -267,7 +267,7 @@ impl<T: Send> EncoderWork<'_, T> {
             .into_iter()
             .map(call)
             .collect();
-        run_batches(calls, schedule.concurrency).await
+        run_batches(calls, schedule.concurrency, deadline).await
     }
 
     async fn run_call(

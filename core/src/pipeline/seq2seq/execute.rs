@@ -132,7 +132,7 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
         let batches = batches
             .into_iter()
             .map(|batch| self.decode(&local.0, batch, deadline));
-        run_batches(batches.collect(), local.0.concurrency()).await
+        run_batches(batches.collect(), local.0.concurrency(), deadline).await
     }
 
     async fn run_remotely(
@@ -145,7 +145,7 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
         let batches = batches
             .into_iter()
             .map(|batch| self.generate_remotely(remote, batch, deadline));
-        run_batches(batches.collect(), schedule.concurrency).await
+        run_batches(batches.collect(), schedule.concurrency, deadline).await
     }
 }
 
