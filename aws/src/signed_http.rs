@@ -12,6 +12,7 @@ use aws_smithy_http_client::Connector;
 use aws_smithy_runtime_api::client::http::HttpConnector;
 use aws_smithy_types::{body::SdkBody, byte_stream::ByteStream};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use kivu::error::chain;
 use tokio::time::timeout;
 
 use super::http;
@@ -189,13 +190,4 @@ impl SignedClient {
             .map(|header| (header.name().to_owned(), header.value().to_owned()))
             .collect())
     }
-}
-
-/// The message with its causes.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }

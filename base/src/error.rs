@@ -218,6 +218,15 @@ pub enum Error {
     },
 }
 
+/// An error's message and its causes, on one line.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
 impl Error {
     /// [`Error::Malformed`].
     pub fn malformed(message: impl Into<Message>) -> Self {
@@ -301,6 +310,11 @@ impl Error {
         move |source| Self::Io { action, source }
     }
 
+    /// A function for `map_err`: an action on a file or folder failed.
+    pub fn cannot(action: &str, place: impl fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
+        Self::io(format!("cannot {action} `{place}`"))
+    }
+
     /// Says what to do about the problem. Errors with a fixed message, such as [`Error::UnknownModel`], stay as they are.
     pub fn with_hint(self, hint: impl Into<String>) -> Self {
         self.map_message(|message| message.with_hint(hint))
@@ -373,7 +387,7 @@ impl Error {
 
     /// The message and all causes, on one line.
     pub fn chain(&self) -> String {
-        format!("{self}{}", self.causes())
+        chain(self)
     }
 
     /// The problem and all causes, on one line, and the hint apart from them.
@@ -383,14 +397,8 @@ impl Error {
     }
 
     fn causes(&self) -> String {
-        let mut line = String::new();
-        let mut source = std::error::Error::source(self);
-        while let Some(cause) = source {
-            line.push_str(": ");
-            line.push_str(&cause.to_string());
-            source = cause.source();
-        }
-        line
+        let cause = std::error::Error::source(self);
+        cause.map_or_else(String::new, |cause| format!(": {}", chain(cause)))
     }
 
     /// Rewrites the message. Errors with a fixed message stay as they are.

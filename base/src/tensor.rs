@@ -23,12 +23,7 @@ pub enum ElementType {
 
 impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fp32 => "FP32",
-            Self::Int32 => "INT32",
-            Self::Int64 => "INT64",
-            Self::Bytes => "BYTES",
-        })
+        self.serialize(f)
     }
 }
 

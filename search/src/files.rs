@@ -92,7 +92,7 @@ impl Skipped {
 pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<(PathBuf, Version)>> {
     let mut files = Vec::new();
     for root in roots {
-        fs::metadata(root).map_err(Error::io(format!("cannot read `{}`", root.display())))?;
+        fs::metadata(root).map_err(Error::cannot("read", root.display()))?;
         for entry in WalkBuilder::new(root).build() {
             let found = entry.and_then(|entry| {
                 let metadata = entry.metadata()?;

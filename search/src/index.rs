@@ -51,9 +51,7 @@ impl Index {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
-                return Err(Error::io(format!("cannot read `{}`", path.display()))(
-                    error,
-                ));
+                return Err(Error::cannot("read", path.display())(error));
             }
         };
         let damaged =
@@ -112,7 +110,7 @@ impl Index {
     pub fn write(&self, path: &Path, origin: &str) -> Result<()> {
         let failed =
             |error| Error::model_because(format!("cannot write `{}`", path.display()), error);
-        let io = || Error::io(format!("cannot write `{}`", path.display()));
+        let io = || Error::cannot("write", path.display());
         let mut vectors = ListBuilder::new(Float32Builder::new());
         for row in &self.rows {
             vectors.values().append_slice(&row.vector);
@@ -177,14 +175,13 @@ pub fn location(home: &Path, roots: &[PathBuf], model: &str) -> Result<PathBuf> 
         hash.update(&[0]);
         let root = root
             .canonicalize()
-            .map_err(Error::io(format!("cannot read `{}`", root.display())))?;
+            .map_err(Error::cannot("read", root.display()))?;
         hash.update(root.as_os_str().as_encoded_bytes());
         hash.update(&[0]);
     }
     hash.update(model.as_bytes());
     let folder = home.join("search");
-    std::fs::create_dir_all(&folder)
-        .map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+    std::fs::create_dir_all(&folder).map_err(Error::cannot("create", folder.display()))?;
     Ok(folder.join(format!("{}.parquet", &hash.finalize().to_hex()[..16])))
 }
 

@@ -1,6 +1,6 @@
 //! PostgreSQL with pgvector: a batch is copied to a temporary table and inserted from it, in one transaction.
 
-use std::{env, error::Error as StdError, io, path::Path, pin::pin, sync::Arc};
+use std::{env, error::Error as _, io, path::Path, pin::pin, sync::Arc};
 
 use serde_json::Value;
 use tokio_postgres::{
@@ -16,7 +16,7 @@ use super::{
     retry::{Failure, retried},
     waiting::Waiting,
 };
-use kivu::error::{Error, Result};
+use kivu::error::{Error, Result, chain};
 use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 /// Name that the server shows for the connection.
@@ -191,14 +191,6 @@ fn without_quotes(message: &str) -> String {
     };
     let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
     format!("{before}\"…\"{after}")
-}
-
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 /// A value as a column's cast reads it.

@@ -219,7 +219,7 @@ fn folders_with_manifest(path: &Path) -> Result<Vec<PathBuf>> {
     };
     let mut folders = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let entry = entry.map_err(Error::cannot("read", path.display()))?;
         // Builds in progress are in hidden folders.
         if !entry.file_name().as_encoded_bytes().starts_with(b".")
             && entry.path().join(MANIFEST).is_file()

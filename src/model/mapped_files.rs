@@ -46,7 +46,7 @@ impl OpenedFiles {
     /// Opens files that will be mapped. Call it before they are hashed, so that every change is noticed.
     pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let open = |path: PathBuf| {
-            let failed = || Error::io(format!("cannot read `{}`", path.display()));
+            let failed = || Error::cannot("read", path.display());
             let file = regular_file::open(&path).map_err(failed())?;
             let version = version(&file.metadata().map_err(failed())?);
             Ok(OpenedFile {

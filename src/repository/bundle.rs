@@ -289,7 +289,7 @@ pub fn sha256_of(path: &Path) -> Result<String> {
 
 /// Passes a file to `take` in pieces and returns its size in bytes.
 fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<u64> {
-    let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
+    let unreadable = || Error::cannot("read", path.display());
     let mut file = regular_file::open(path).map_err(unreadable())?;
     let (mut size, mut piece) = (0, vec![0; 64 * 1024]);
     loop {

@@ -34,12 +34,11 @@ impl Destination {
     /// Checks that nothing would be lost at `out`; otherwise, the error names the files.
     pub fn new(out: &Path) -> Result<Self> {
         let path = match fs::symlink_metadata(out) {
-            Ok(_) => fs::canonicalize(out).map_err(Error::io(format!(
-                "cannot follow the link `{}`",
-                out.display()
-            )))?,
+            Ok(_) => {
+                fs::canonicalize(out).map_err(Error::cannot("follow the link", out.display()))?
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => out.to_owned(),
-            Err(error) => return Err(Error::io(format!("cannot read `{}`", out.display()))(error)),
+            Err(error) => return Err(Error::cannot("read", out.display())(error)),
         };
         let destination = Self {
             name: out.to_owned(),
@@ -86,7 +85,7 @@ impl Destination {
     ///
     /// An older bundle is exchanged for the new one atomically, checked again, and then removed file by file.
     pub fn replace(&self, new: &Path) -> Result<()> {
-        let failed = || Error::io(format!("cannot write `{}`", self.name.display()));
+        let failed = || Error::cannot("write", self.name.display());
         match fs::rename(new, &self.path) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             // `rename` replaces only empty folders.
@@ -130,8 +129,7 @@ impl Destination {
             Err(error) => (None, Some(error)),
         };
         let files = manifest.as_ref().map(|manifest| manifest.files.as_slice());
-        let foreign = foreign(folder, files)
-            .map_err(Error::io(format!("cannot read `{}`", self.name.display())))?;
+        let foreign = foreign(folder, files).map_err(Error::cannot("read", self.name.display()))?;
         if foreign.is_empty() {
             Ok(manifest)
         } else {
@@ -145,7 +143,7 @@ impl Destination {
 /// # Errors
 /// The folder has other files. If its manifest is damaged, `names` are the file names that bundles use.
 pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
-    let failed = || Error::io(format!("cannot remove `{}`", folder.display()));
+    let failed = || Error::cannot("remove", folder.display());
     if read_manifest(folder).ok().flatten().is_some() {
         Destination::new(folder)?;
     } else {
@@ -182,8 +180,7 @@ pub fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
     let found = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Ok(found) if !found.is_dir() => vec![PathBuf::new()],
-        _ => foreign(folder, Some(files))
-            .map_err(Error::io(format!("cannot read `{}`", folder.display())))?,
+        _ => foreign(folder, Some(files)).map_err(Error::cannot("read", folder.display()))?,
     };
     if found.is_empty() {
         return Ok(());
@@ -210,8 +207,8 @@ fn read_manifest(folder: &Path) -> Result<Option<Manifest>> {
     if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
         return Ok(None);
     }
-    let text = regular_file::read_to_string(&path)
-        .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    let text =
+        regular_file::read_to_string(&path).map_err(Error::cannot("read", path.display()))?;
     Manifest::parse(&text).map(Some)
 }
 

@@ -53,7 +53,7 @@ impl FileHashes {
     pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let (mut files, mut subtrees) = (Vec::new(), Vec::new());
         for path in paths {
-            let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
+            let unreadable = || Error::cannot("read", path.display());
             let file = regular_file::open(&path).map_err(unreadable())?;
             let size = file.metadata().map_err(unreadable())?.len();
             let starts = (0..size.max(1)).step_by(SUBTREE as usize);
@@ -111,7 +111,7 @@ impl OpenFile {
             let piece = &mut buffer[..READ.min(end - start) as usize];
             self.file
                 .read_exact_at(piece, start)
-                .map_err(Error::io(format!("cannot read `{}`", self.path.display())))?;
+                .map_err(Error::cannot("read", self.path.display()))?;
             hasher.update(piece);
         }
         Ok(match self.size <= SUBTREE {

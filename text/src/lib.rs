@@ -79,8 +79,7 @@ pub struct Token {
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = regular_file::read_text(path)
-            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let bytes = regular_file::read_text(path).map_err(Error::cannot("read", path.display()))?;
         Self::from_json(&bytes)
     }
 

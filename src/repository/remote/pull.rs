@@ -65,12 +65,7 @@ pub fn refetch(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
             return Ok(());
         }
         let damaged = unique();
-        let failed = || {
-            Error::io(format!(
-                "cannot replace the damaged bundle in `{}`",
-                folder.display()
-            ))
-        };
+        let failed = || Error::cannot("replace the damaged bundle in", folder.display());
         fs::rename(&folder, &damaged).map_err(failed())?;
         let replaced = fs::rename(&partial, &folder);
         let _ = fs::remove_dir_all(&damaged);
@@ -98,8 +93,7 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     let files = &bundle.manifest().files;
     meter.begin("pull", files.iter().map(|file| file.size).sum());
     let create = |folder: &Path| {
-        fs::create_dir_all(folder)
-            .map_err(Error::io(format!("cannot create `{}`", folder.display())))
+        fs::create_dir_all(folder).map_err(Error::cannot("create", folder.display()))
     };
     create(folder)?;
     for file in files {
@@ -113,7 +107,7 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
         Error::model(format!("`{manifest}` was deleted during the download"))
             .with_hint("run the command again")
     })?;
-    fs::write(&path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
+    fs::write(&path, text).map_err(Error::cannot("write", path.display()))
 }
 
 fn fetch_file(
@@ -123,7 +117,7 @@ fn fetch_file(
     path: &Path,
     meter: &dyn Meter,
 ) -> Result<()> {
-    let failed = || Error::io(format!("cannot write `{}`", path.display()));
+    let failed = || Error::cannot("write", path.display());
     let target = OpenOptions::new()
         .create(true)
         .read(true)

@@ -70,8 +70,7 @@ pub fn push(
     let mut is_new = send_files(store, bundle, &place, notes, meter)?;
     if !has_manifest {
         let path = bundle.path(MANIFEST);
-        let text = regular_file::read(&path)
-            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let text = regular_file::read(&path).map_err(Error::cannot("read", path.display()))?;
         // If another process wrote it first, it is the same manifest, since its digest is in its URL.
         store.put(&manifest, text.into(), &Condition::IsAbsent)?;
         is_new = true;
@@ -129,8 +128,7 @@ fn send_files(
     let mut sending = Vec::new();
     for (file, target) in missing {
         let path = bundle.path(&file.name);
-        let source = regular_file::open(&path)
-            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let source = regular_file::open(&path).map_err(Error::cannot("read", path.display()))?;
         let note = Note::take_up(store, notes, &target, file)?;
         meter.advance(note.uploaded_bytes());
         sending.push(Upload {
@@ -326,7 +324,7 @@ impl Note {
             parts: parts.clone(),
         };
         let text = written.encode()?;
-        let failed = || Error::io(format!("cannot write `{}`", self.path.display()));
+        let failed = || Error::cannot("write", self.path.display());
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(failed())?;
         // Another process may push the same bundle.

@@ -58,18 +58,17 @@ pub fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
         );
     }
     let version = folder.join(VERSION);
-    fs::create_dir_all(&version)
-        .map_err(Error::io(format!("cannot create `{}`", version.display())))?;
+    fs::create_dir_all(&version).map_err(Error::cannot("create", version.display()))?;
     put(&folder.join(CONFIG), config)?;
     Ok(version)
 }
 
 pub fn put(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
+    fs::write(path, text).map_err(Error::cannot("write", path.display()))
 }
 
 pub fn copy(from: &Path, to: &Path) -> Result<()> {
-    regular_file::copy(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
+    regular_file::copy(from, to).map_err(Error::cannot("write", to.display()))
 }
 
 /// Tensors in the configuration's format, which omits the first axis, the batch.

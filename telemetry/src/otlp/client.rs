@@ -19,7 +19,7 @@ use tokio_rustls::rustls::{RootCertStore, crypto::ring};
 use kivu_base::{
     certificates::client_tls,
     config::OtlpReceiver,
-    error::{Error, Result},
+    error::{Error, Result, chain},
 };
 
 /// Responses are empty, or name what was refused.
@@ -133,12 +133,4 @@ impl HttpClient for Client {
         });
         response
     }
-}
-
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }

@@ -78,7 +78,7 @@ impl RepositoryCache {
             return Ok(());
         }
         create_parent(&path)?;
-        fs::write(&path, commit).map_err(Error::io(format!("cannot write `{}`", path.display())))
+        fs::write(&path, commit).map_err(Error::cannot("write", path.display()))
     }
 
     /// A commit's full file list, stored once Kivu had downloaded what it needs.
@@ -99,8 +99,7 @@ impl RepositoryCache {
         create_parent(&path)?;
         let text = serde_json::to_vec(listing)
             .map_err(|error| Error::model_because("the file list cannot be written", error))?;
-        fs::write(&path, sealed::seal(&text))
-            .map_err(Error::io(format!("cannot write `{}`", path.display())))
+        fs::write(&path, sealed::seal(&text)).map_err(Error::cannot("write", path.display()))
     }
 
     /// Whether `huggingface_hub` has noted that a commit lacks the file `path`.
@@ -121,7 +120,7 @@ impl RepositoryCache {
             return Ok(());
         }
         create_parent(&link)?;
-        let failed = || Error::io(format!("cannot create the link `{}`", link.display()));
+        let failed = || Error::cannot("create the link", link.display());
         // A link to another blob, or a copy.
         match fs::remove_file(&link) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed()(error)),
@@ -150,9 +149,7 @@ impl RepositoryCache {
         for folder in [&self.folder, &self.locks] {
             match fs::remove_dir_all(folder) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(Error::io(format!("cannot remove `{}`", folder.display()))(
-                        error,
-                    ));
+                    return Err(Error::cannot("remove", folder.display())(error));
                 }
                 _ => {}
             }
@@ -164,7 +161,7 @@ impl RepositoryCache {
     pub async fn lock(&self, hash: &str) -> Result<File> {
         let path = self.locks.join(format!("{hash}.lock"));
         create_parent(&path)?;
-        let failed = || Error::io(format!("cannot lock `{}`", path.display()));
+        let failed = || Error::cannot("lock", path.display());
         let file = File::options()
             .create(true)
             .truncate(false)
@@ -219,8 +216,7 @@ fn missing(path: &Path) -> Error {
 
 /// Expected hash for a snapshot file's blob: its name, or a copy's SHA-256.
 pub fn blob_hash(path: &Path) -> Result<String> {
-    let blob =
-        fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    let blob = fs::canonicalize(path).map_err(Error::cannot("read", path.display()))?;
     match blob.file_name().and_then(|name| name.to_str()) {
         Some(name) if is_hash(name) => Ok(name.to_owned()),
         _ => sha256_of(&blob),
@@ -253,7 +249,7 @@ fn is_hash(name: &str) -> bool {
 
 /// Whether a file's contents have a hash.
 pub fn is_intact(path: &Path, hash: &str) -> Result<bool> {
-    let failed = || Error::io(format!("cannot read `{}`", path.display()));
+    let failed = || Error::cannot("read", path.display());
     let mut file = regular_file::open(path).map_err(failed())?;
     let size = file.metadata().map_err(failed())?.len();
     let mut hasher = Hasher::new(hash, size);
@@ -305,7 +301,7 @@ impl Hasher {
 /// Creates a file's folder.
 pub fn create_parent(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
-    fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))
+    fs::create_dir_all(parent).map_err(Error::cannot("create", parent.display()))
 }
 
 #[cfg(test)]

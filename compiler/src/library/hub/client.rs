@@ -21,7 +21,7 @@ use super::{
 use kivu::{
     address::{shown, without_user},
     config::HubConfig,
-    error::{Error, Message, Result},
+    error::{Error, Message, Result, chain},
     repository::bundle::hex,
 };
 
@@ -233,16 +233,9 @@ impl<'a> Hub<'a> {
     }
 
     fn unreachable(&self, error: &(dyn StdError + 'static), name: &RepositoryName) -> Failure {
-        let (mut causes, mut source) = (error.to_string(), error.source());
-        if error.is::<ClientError>() {
-            // The client's own message only names the operation.
-            causes.clear();
-        }
-        while let Some(cause) = source {
-            let separator = if causes.is_empty() { "" } else { ": " };
-            causes = format!("{causes}{separator}{cause}");
-            source = cause.source();
-        }
+        // The client's own message only names the operation.
+        let cause = error.source().filter(|_| error.is::<ClientError>());
+        let causes = chain(cause.unwrap_or(error));
         let error = Error::unavailable(format!(
             "expected a response from `{}` for `{}`, but found {causes}",
             self.endpoint, name.id

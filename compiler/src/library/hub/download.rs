@@ -85,8 +85,7 @@ impl Snapshot<'_> {
             may_restart = false;
         }
         let blob = self.cache.blob(&file.hash);
-        fs::rename(&download.path, &blob)
-            .map_err(Error::io(format!("cannot create `{}`", blob.display())))
+        fs::rename(&download.path, &blob).map_err(Error::cannot("create", blob.display()))
     }
 
     /// Reads until the file is complete, on as many connections as necessary.
@@ -180,7 +179,7 @@ impl<'a> Download<'a> {
             .write(true)
             .open(&path);
         let target = target.and_then(|file| regular_file::require_regular(&file).map(|()| file));
-        let target = target.map_err(Error::io(format!("cannot write `{}`", path.display())))?;
+        let target = target.map_err(Error::cannot("write", path.display()))?;
         let hasher = Hasher::new(&file.hash, file.size);
         let mut download = Self {
             file,
@@ -198,7 +197,7 @@ impl<'a> Download<'a> {
         if offset > file.size {
             download.restart()?;
         } else {
-            let failed = Error::io(format!("cannot read `{}`", download.path.display()));
+            let failed = Error::cannot("read", download.path.display());
             download.hasher.read(&mut download.target).map_err(failed)?;
             download.offset = offset;
         }
@@ -252,7 +251,7 @@ impl<'a> Download<'a> {
 /// Error for a failed write; a full disk gets its own hint.
 fn unwritable(path: &std::path::Path, error: io::Error) -> Error {
     let kind = error.kind();
-    let error = Error::io(format!("cannot write `{}`", path.display()))(error);
+    let error = Error::cannot("write", path.display())(error);
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => error.with_hint(
             "free space there, or set HF_HOME to a folder on another disk, and run the command \
