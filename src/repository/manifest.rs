@@ -128,11 +128,7 @@ pub enum Precision {
 
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Int8 => "int8",
-            Self::Int8Blocks => "int8-blocks",
-            Self::Fp32 => "fp32",
-        })
+        self.serialize(f)
     }
 }
 

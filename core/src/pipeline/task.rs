@@ -29,20 +29,17 @@ pub enum Task {
 }
 
 impl Task {
-    /// In variant order.
-    const NAMES: [(Self, &str); 8] = [
-        (Self::FeatureExtraction, "feature-extraction"),
-        (Self::TextClassification, "text-classification"),
-        (Self::TokenClassification, "token-classification"),
-        (Self::TextRanking, "text-ranking"),
-        (Self::ZeroShotClassification, "zero-shot-classification"),
-        (Self::Translation, "translation"),
-        (Self::Summarization, "summarization"),
-        (Self::TextToText, "text2text-generation"),
+    const ALL: [Self; 8] = [
+        Self::FeatureExtraction,
+        Self::TextClassification,
+        Self::TokenClassification,
+        Self::TextRanking,
+        Self::ZeroShotClassification,
+        Self::Translation,
+        Self::Summarization,
+        Self::TextToText,
     ];
-}
 
-impl Task {
     /// Noun for the texts that this task generates.
     pub fn generated_name(self) -> &'static str {
         match self {
@@ -55,7 +52,7 @@ impl Task {
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Self::NAMES[*self as usize].1)
+        self.serialize(f)
     }
 }
 
@@ -63,14 +60,11 @@ impl FromStr for Task {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(_, known)| *known == name)
-            .map(|(task, _)| *task)
-            .ok_or_else(|| {
-                let known = quoted(&Self::NAMES.map(|(_, known)| known));
-                Error::config(format!("expected a task of {known}, but found `{name}`"))
-            })
+        let mut all = Self::ALL.into_iter();
+        all.find(|task| task.to_string() == name).ok_or_else(|| {
+            let known = quoted(&Self::ALL.map(|task| task.to_string()));
+            Error::config(format!("expected a task of {known}, but found `{name}`"))
+        })
     }
 }
 
@@ -80,9 +74,9 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_manifest() {
-        for (task, name) in Task::NAMES {
+        for task in Task::ALL {
+            let name = task.to_string();
             assert_eq!(serde_json::to_value(task).unwrap(), name);
-            assert_eq!(task.to_string(), name);
             assert_eq!(name.parse::<Task>().unwrap(), task);
         }
     }

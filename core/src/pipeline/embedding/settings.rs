@@ -34,11 +34,7 @@ pub enum VectorKind {
 
 impl fmt::Display for VectorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Dense => "dense",
-            Self::Sparse => "sparse",
-            Self::MultiVector => "multi_vector",
-        })
+        self.serialize(f)
     }
 }
 
@@ -249,7 +245,13 @@ impl EmbeddingSettings {
 
     /// Index of the outputs for this kind; `None` if the model has none.
     pub fn place(&self, kind: VectorKind) -> Option<usize> {
-        self.outputs().iter().position(|(found, _)| *found == kind)
+        let outputs = [
+            self.dense.is_some(),
+            self.sparse.is_some(),
+            self.multi_vector.is_some(),
+        ];
+        let (before, others) = outputs.split_at(kind as usize);
+        others[0].then(|| before.iter().filter(|has| **has).count())
     }
 
     /// Whether the model has this vector kind.
