@@ -47,16 +47,15 @@ impl Writer<'_> {
         let output = config.in_layer(layer, config.names.attention_output, width, true);
         let attended = self.project(&[output], &context, width)?;
         let name = "attention.output.LayerNorm";
-        let mut sum = self.added_and_normed(layer, [&attended, &residual], (name, width))?;
+        let mut sum = self.added_and_normed(layer, [&attended, &residual], name, width)?;
         for part in 0..layers.parts.saturating_sub(1) {
             let lowered = self.part(layer, &format!("ffn.{part}."), &sum, width)?;
             let name = format!("ffn.{part}.output.LayerNorm");
-            sum = self.added_and_normed(layer, [&lowered, &sum], (&name, width))?;
+            sum = self.added_and_normed(layer, [&lowered, &sum], &name, width)?;
         }
         let lowered = self.part(layer, "", &sum, width)?;
         self.layers.epsilon = own_epsilon;
-        let lowered =
-            self.added_and_normed(layer, [&lowered, &sum], ("output.LayerNorm", width))?;
+        let lowered = self.added_and_normed(layer, [&lowered, &sum], "output.LayerNorm", width)?;
         if layers.bottleneck == Bottleneck::None {
             return Ok(lowered);
         }
@@ -64,7 +63,7 @@ impl Writer<'_> {
         let widening = config.in_layer(layer, "output.bottleneck.dense", hidden, true);
         let widened = self.project(&[widening], &lowered, width)?;
         let name = "output.bottleneck.LayerNorm";
-        let output = self.added_and_normed(layer, [&widened, input], (name, hidden))?;
+        let output = self.added_and_normed(layer, [&widened, input], name, hidden)?;
         self.layers.epsilon = own_epsilon;
         Ok(output)
     }
@@ -103,9 +102,10 @@ impl Writer<'_> {
         &mut self,
         layer: usize,
         [value, residual]: [&Value; 2],
-        (name, width): (&str, usize),
+        name: &str,
+        width: usize,
     ) -> Result<Value> {
-        let sum = self.layers.graph.node("Add", &[value, residual], vec![]);
+        let sum = self.layers.graph.add(value, residual);
         let name = self.config.name_in_layer(layer, name);
         self.layers.normalize_rows(&sum, &name, width)
     }

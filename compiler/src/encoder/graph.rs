@@ -284,8 +284,8 @@ impl Writer<'_> {
                 .graph
                 .floats("token_types", &table.shape, &table.values);
             let type_ids = layers.graph.input("token_type_ids", &["batch", "sequence"]);
-            let types = layers.graph.node("Gather", &[&table, &type_ids], vec![]);
-            sum = layers.graph.node("Add", &[&sum, &types], vec![]);
+            let types = layers.graph.gather(&table, &type_ids);
+            sum = layers.graph.add(&sum, &types);
         }
         if positions != Positions::None {
             let PositionTable { name, unused } = self.config.details.position_table;
@@ -327,7 +327,7 @@ impl Writer<'_> {
                 Positions::Table | Positions::None => None,
             };
             let positions = layers.positions(&table, ids, padding);
-            sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
+            sum = layers.graph.add(&sum, &positions);
         }
         let projection = projection.filter(|projection| projection.joined_words.is_none());
         let is_normalized_before =
@@ -655,9 +655,7 @@ impl Writer<'_> {
                 let halves: [Value; 2] = self.layers.graph.split(&raised);
                 let place = usize::from(part.gate == Gate::Second);
                 let activated = self.layers.activate(part.activation, &halves[place]);
-                self.layers
-                    .graph
-                    .node("Mul", &[&activated, &halves[1 - place]], vec![])
+                self.layers.graph.mul(&activated, &halves[1 - place])
             }
         };
         let down = config.in_layer(layer, config.names.down, hidden, config.biases.down);
@@ -690,7 +688,7 @@ impl Writer<'_> {
             return self.label(self.config.names.labels, head, &mean);
         }
         let layers = &mut self.layers;
-        let one = layers.graph.integers("one", &[1]);
+        let one = layers.graph.one();
         let read = match self.config.head_input.read {
             HeadRead::Mean | HeadRead::MeanOfActivated => self.mean(tokens),
             HeadRead::Last => layers.graph.function(
@@ -704,7 +702,7 @@ impl Writer<'_> {
                 } else {
                     layers.first_token(tokens)
                 };
-                layers.graph.node("Squeeze", &[&first, &one], vec![])
+                layers.graph.squeeze(&first, &one)
             }
         };
         let pooled = self.before_labels(&read)?;

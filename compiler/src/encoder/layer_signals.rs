@@ -24,20 +24,20 @@ impl Writer<'_> {
     ) -> Result<Value> {
         let (config, hidden) = (self.config, self.config.layer_width());
         let projection = |name, outputs| [config.in_layer(layer, name, outputs, false)];
-        let sum = self.layers.graph.node("Add", &[sum, lowered], vec![]);
+        let sum = self.layers.graph.add(sum, lowered);
         let gate = self.project(&projection(GATE, width), &sum, hidden)?;
         let gate = self.layers.activate(config.feed_forward.activation, &gate);
         let signal = self.project(&projection(SIGNAL, width), embedded, hidden)?;
         let signal = self.layers.normalize_rows(&signal, SIGNAL_NORM, width)?;
-        let gated = self.layers.graph.node("Mul", &[&gate, &signal], vec![]);
+        let gated = self.layers.graph.mul(&gate, &signal);
         let raised = self.project(&projection(PROJECTION, hidden), &gated, width)?;
         let raised = self
             .layers
             .normalize(&raised, &config.name_in_layer(layer, NORM))?;
-        let sum = self.layers.graph.node("Add", &[&sum, &raised], vec![]);
+        let sum = self.layers.graph.add(&sum, &raised);
         let name = config.name_in_layer(layer, SCALAR);
         let scalar = self.layers.weights.take(&name, &[1])?;
         let scalar = self.layers.graph.floats(&name, &[1], &scalar.values);
-        Ok(self.layers.graph.node("Mul", &[&sum, &scalar], vec![]))
+        Ok(self.layers.graph.mul(&sum, &scalar))
     }
 }

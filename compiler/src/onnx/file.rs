@@ -40,7 +40,7 @@ pub fn write_all<'a>(
     folder: &Path,
 ) -> Result<()> {
     let path = folder.join(WEIGHTS);
-    let unwritable = || Error::io(format!("cannot write `{}`", path.display()));
+    let unwritable = || Error::cannot("write", path.display());
     let file = BufWriter::new(fs::File::create(&path).map_err(unwritable())?);
     let mut weights = WeightsFile {
         file,

@@ -7,35 +7,35 @@ type Graph = GraphBuilder;
 
 /// Looks up int8 table rows by id, with a scale per row.
 pub fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
-    let values = graph.node("Gather", &[values, ids], vec![]);
+    let values = graph.gather(values, ids);
     let values = graph.cast(&values, data_type::FLOAT);
-    let scales = graph.node("Gather", &[scales, ids], vec![]);
-    graph.node("Mul", &[&values, &scales], vec![])
+    let scales = graph.gather(scales, ids);
+    graph.mul(&values, &scales)
 }
 
 /// The first rows of a position table, one per id.
 pub fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
     let length = length(graph, ids);
-    let zero = graph.integers("zero", &[0]);
-    graph.node("Slice", &[table, &zero, &length, &zero], vec![])
+    let zero = graph.zero();
+    graph.slice(table, &zero, &length, &zero)
 }
 
 /// Rows of a position table that counts from the one after the padding id, skipping padding (as in fairseq).
 pub fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: [&Value; 3]) -> Value {
-    let one = graph.integers("one", &[1]);
-    let is_padding = graph.node("Equal", &[ids, padding], vec![]);
-    let counts = graph.node("Not", &[&is_padding], vec![]);
+    let one = graph.one();
+    let is_padding = graph.equal(ids, padding);
+    let counts = graph.not(&is_padding);
     let counts = graph.cast(&counts, data_type::INT64);
-    let sum = graph.node("CumSum", &[&counts, &one], vec![]);
-    let sum = graph.node("Mul", &[&sum, &counts], vec![]);
-    let rows = graph.node("Add", &[&sum, padding], vec![]);
-    graph.node("Gather", &[table, &rows], vec![])
+    let sum = graph.cumsum(&counts, &one);
+    let sum = graph.mul(&sum, &counts);
+    let rows = graph.add(&sum, padding);
+    graph.gather(table, &rows)
 }
 
 /// Number of tokens in texts with these ids, as a one-element list.
 pub fn length(graph: &mut Graph, ids: &Value) -> Value {
-    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
-    let shape = graph.node("Shape", &[ids], vec![]);
+    let (one, two) = (graph.one(), graph.two());
+    let shape = graph.shape(ids);
     graph.node("Slice", &[&shape, &one, &two], vec![])
 }
 
@@ -45,32 +45,32 @@ pub fn length(graph: &mut Graph, ids: &Value) -> Value {
 pub fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions: usize) -> Value {
     let counting: Vec<i64> = (0..positions as i64).collect();
     let counting = graph.integers("counting", &counting);
-    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+    let (zero, one) = (graph.zero(), graph.one());
     let farthest = graph.integers("farthest", &[positions as i64 - 1]);
     let length = length(graph, ids);
-    let own = graph.node("Slice", &[&counting, &zero, &length, &zero], vec![]);
-    let others = graph.node("Add", &[&own, &farthest], vec![]);
-    let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
-    let distances = graph.node("Sub", &[&others, &own], vec![]);
+    let own = graph.slice(&counting, &zero, &length, &zero);
+    let others = graph.add(&own, &farthest);
+    let own = graph.unsqueeze(&own, &one);
+    let distances = graph.sub(&others, &own);
     graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
 }
 
 /// Each token's row after as many rows before it as there are after it, `count` in all; zeros for padding and beyond the
 /// text.
 pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) -> Value {
-    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let (one, two) = (graph.one(), graph.two());
     let before = (count / 2) as i64;
     let pads = graph.integers("pads", &[0, before, 0, 0, before, 0]);
     let length = length(graph, tokens);
     let mask = graph.cast(mask, data_type::FLOAT);
-    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
-    let tokens = graph.node("Mul", &[tokens, &mask], vec![]);
-    let padded = graph.node("Pad", &[&tokens, &pads], vec![]);
+    let mask = graph.unsqueeze(&mask, &two);
+    let tokens = graph.mul(tokens, &mask);
+    let padded = graph.pad(&tokens, &pads);
     let shifted: Vec<Value> = (0..count as i64)
         .map(|place| {
             let start = graph.integers(&format!("place_{place}"), &[place]);
-            let end = graph.node("Add", &[&start, &length], vec![]);
-            graph.node("Slice", &[&padded, &start, &end, &one], vec![])
+            let end = graph.add(&start, &length);
+            graph.slice(&padded, &start, &end, &one)
         })
         .collect();
     graph.node(
@@ -103,54 +103,50 @@ pub fn gated_convolution(
         before,
         has_bias,
     } = form;
-    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let (one, two) = (graph.one(), graph.two());
     let pads = [0, before as i64, 0, 0, (count - 1 - before) as i64, 0];
     let pads = graph.integers("convolution_pads", &pads);
     let length = length(graph, projected);
     let mask = graph.cast(mask, data_type::FLOAT);
-    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let mask = graph.unsqueeze(&mask, &two);
     let [first, second, last] = graph.split(projected);
-    let product = graph.node("Mul", &[&first, &last], vec![]);
-    let product = graph.node("Mul", &[&product, &mask], vec![]);
-    let padded = graph.node("Pad", &[&product, &pads], vec![]);
+    let product = graph.mul(&first, &last);
+    let product = graph.mul(&product, &mask);
+    let padded = graph.pad(&product, &pads);
     let mut sum = has_bias.then(|| bias.clone());
     for place in 0..count as i64 {
         let start = graph.integers(&format!("place_{place}"), &[place]);
-        let end = graph.node("Add", &[&start, &length], vec![]);
-        let rows = graph.node("Slice", &[&padded, &start, &end, &one], vec![]);
-        let factors = graph.node("Gather", &[taps, &start], vec![]);
-        let rows = graph.node("Mul", &[&rows, &factors], vec![]);
+        let end = graph.add(&start, &length);
+        let rows = graph.slice(&padded, &start, &end, &one);
+        let factors = graph.gather(taps, &start);
+        let rows = graph.mul(&rows, &factors);
         sum = Some(match sum {
-            Some(sum) => graph.node("Add", &[&rows, &sum], vec![]),
+            Some(sum) => graph.add(&rows, &sum),
             None => rows,
         });
     }
     let sum = sum.unwrap_or_else(Value::none);
-    graph.node("Mul", &[&second, &sum], vec![])
+    graph.mul(&second, &sum)
 }
 
 /// Hyperbolic tangents in steps of 1/127, as integers.
 pub fn rounded_tanh(graph: &mut Graph, [values]: [&Value; 1]) -> Value {
     let steps = graph.floats("steps", &[], &[127.0]);
-    let tangents = graph.node("Tanh", &[values], vec![]);
-    let scaled = graph.node("Mul", &[&tangents, &steps], vec![]);
-    graph.node("Round", &[&scaled], vec![])
+    let tangents = graph.tanh(values);
+    let scaled = graph.mul(&tangents, &steps);
+    graph.round(&scaled)
 }
 
 /// Each token's row is its predecessor's; zeros for the first.
 pub fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
-    let (zero, one, two) = (
-        graph.integers("zero", &[0]),
-        graph.integers("one", &[1]),
-        graph.integers("two", &[2]),
-    );
+    let (zero, one, two) = (graph.zero(), graph.one(), graph.two());
     let pads = graph.integers("pads_before", &[0, 1, 0, 0, 0, 0]);
     let length = length(graph, tokens);
     let mask = graph.cast(mask, data_type::FLOAT);
-    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
-    let tokens = graph.node("Mul", &[tokens, &mask], vec![]);
-    let padded = graph.node("Pad", &[&tokens, &pads], vec![]);
-    graph.node("Slice", &[&padded, &zero, &length, &one], vec![])
+    let mask = graph.unsqueeze(&mask, &two);
+    let tokens = graph.mul(tokens, &mask);
+    let padded = graph.pad(&tokens, &pads);
+    graph.slice(&padded, &zero, &length, &one)
 }
 
 /// Mean over each text's tokens, without padding; zeros for a text without tokens.
@@ -162,14 +158,14 @@ pub fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
 pub fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let positions = positions_of_tokens(graph, mask);
     let first = graph.floats("first_position", &[], &[1.0]);
-    let is_first = graph.node("Equal", &[&positions, &first], vec![]);
+    let is_first = graph.equal(&positions, &first);
     let is_first = graph.cast(&is_first, data_type::FLOAT);
     weighted_sum(graph, tokens, &is_first)
 }
 
 /// Vector of each text's last unmasked token; zeros for a text without tokens.
 pub fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
-    let one = graph.integers("one", &[1]);
+    let one = graph.one();
     let positions = positions_of_tokens(graph, mask);
     let last = graph.node(
         "ReduceMax",
@@ -177,28 +173,25 @@ pub fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
         vec![integer("keepdims", 1)],
     );
     let least = graph.floats("first_position", &[], &[1.0]);
-    let last = graph.node("Max", &[&last, &least], vec![]);
-    let is_last = graph.node("Equal", &[&positions, &last], vec![]);
+    let last = graph.max(&last, &least);
+    let is_last = graph.equal(&positions, &last);
     let is_last = graph.cast(&is_last, data_type::FLOAT);
     weighted_sum(graph, tokens, &is_last)
 }
 
 /// Token positions, from 1 on; 0 for padding.
 pub fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
-    let one = graph.integers("one", &[1]);
+    let one = graph.one();
     let mask = graph.cast(mask, data_type::FLOAT);
-    let positions = graph.node("CumSum", &[&mask, &one], vec![]);
-    graph.node("Mul", &[&positions, &mask], vec![])
+    let positions = graph.cumsum(&mask, &one);
+    graph.mul(&positions, &mask)
 }
 
 /// Weighted sum of each text's token vectors.
 pub fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
-    let (one, last) = (
-        graph.integers("one", &[1]),
-        graph.integers("last_axis", &[-1]),
-    );
-    let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
-    let products = graph.node("Mul", &[tokens, &weights], vec![]);
+    let (one, last) = (graph.one(), graph.last_axis());
+    let weights = graph.unsqueeze(weights, &last);
+    let products = graph.mul(tokens, &weights);
     graph.node(
         "ReduceSum",
         &[&products, &one],
@@ -208,13 +201,13 @@ pub fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value
 
 /// First token's vector per text.
 pub fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
-    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
-    graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
+    let (zero, one) = (graph.zero(), graph.one());
+    graph.slice(hidden, &zero, &one, &one)
 }
 
 /// Mean over the table rows for a text's unmasked tokens; zeros for a text without tokens.
 pub fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -> Value {
-    let rows = graph.node("Gather", &[table, ids], vec![]);
+    let rows = graph.gather(table, ids);
     mean(graph, &rows, mask)
 }
 
@@ -236,38 +229,38 @@ pub fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value
         graph.floats("one_float", &[], &[1.0]),
         graph.floats("epsilon", &[], &[1e-5]),
     );
-    let right = graph.node("Sigmoid", &[products], vec![]);
-    let left = graph.node("Sub", &[&one, &right], vec![]);
-    let steps = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
-    let steps = graph.node("Add", &[&steps, &epsilon], vec![]);
+    let right = graph.sigmoid(products);
+    let left = graph.sub(&one, &right);
+    let steps = graph.concat(&[&left, &right], 1);
+    let steps = graph.add(&steps, &epsilon);
     let steps = graph.node("Log", &[&steps], vec![]);
     // Adds a column of zeros, the value for no step.
     let pads = graph.integers("pads", &[0, 0, 0, 1]);
-    let steps = graph.node("Pad", &[&steps, &pads], vec![]);
+    let steps = graph.pad(&steps, &pads);
     let steps = graph.node("Gather", &[&steps, paths], vec![integer("axis", 1)]);
-    let steps = graph.node("Reshape", &[&steps, shape], vec![]);
+    let steps = graph.reshape(&steps, shape);
     let axis = graph.integers("step_axis", &[2]);
     let sum = graph.node("ReduceSum", &[&steps, &axis], vec![integer("keepdims", 0)]);
     let probability = graph.node("Exp", &[&sum], vec![]);
-    graph.node("Min", &[&probability, &one], vec![])
+    graph.min(&probability, &one)
 }
 
 fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
-    let one = graph.integers("one", &[1]);
+    let one = graph.one();
     let mask = graph.cast(mask, data_type::FLOAT);
     let sum = weighted_sum(graph, rows, &mask);
     let count = graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]);
     let least = graph.floats("least_count", &[], &[1.0]);
-    let count = graph.node("Max", &[&count, &least], vec![]);
-    graph.node("Div", &[&sum, &count], vec![])
+    let count = graph.max(&count, &least);
+    graph.div(&sum, &count)
 }
 
 /// The product with a matrix in `panels` of 32 outputs, with a row per input.
 pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
-    let weights = graph.node("Transpose", &[panels], vec![integers("perm", &[1, 0, 2])]);
+    let weights = graph.transpose(panels, &[1, 0, 2]);
     let matrix = graph.integers("matrix", &[0, -1]);
-    let weights = graph.node("Reshape", &[&weights, &matrix], vec![]);
-    graph.node("MatMul", &[input, &weights], vec![])
+    let weights = graph.reshape(&weights, &matrix);
+    graph.matmul(input, &weights)
 }
 
 /// How a linear layer's weights are stored.
@@ -291,14 +284,12 @@ impl Storage {
     /// fp32, and computes the matrix of such a layer once.
     pub fn linear(self, graph: &mut Graph, input: &Value, constants: &[&Value]) -> Value {
         let (product, bias) = match (self, constants) {
-            (Self::Matrix, [weights, bias]) => {
-                (graph.node("MatMul", &[input, weights], vec![]), bias)
-            }
+            (Self::Matrix, [weights, bias]) => (graph.matmul(input, weights), bias),
             (Self::Panels, [panels, bias]) => (panel_product(graph, [input, panels]), bias),
             (_, [panels, scales, _, bias, shape]) => {
                 let order = vec![integers("perm", &[1, 3, 0, 2])];
                 let weights = graph.node("Transpose", &[panels], order);
-                let weights = graph.node("Reshape", &[&weights, shape], vec![]);
+                let weights = graph.reshape(&weights, shape);
                 let weights = graph.cast(&weights, data_type::FLOAT);
                 let (input, scales) = match self {
                     Self::Int8Blocks => (
@@ -307,13 +298,13 @@ impl Storage {
                     ),
                     _ => (rounded(graph, input), (*scales).clone()),
                 };
-                let weights = graph.node("Mul", &[&weights, &scales], vec![]);
+                let weights = graph.mul(&weights, &scales);
                 let weights = graph.node("Flatten", &[&weights], vec![integer("axis", -1)]);
-                (graph.node("MatMul", &[&input, &weights], vec![]), bias)
+                (graph.matmul(&input, &weights), bias)
             }
             _ => unreachable!("callers have these constants"),
         };
-        graph.node("Add", &[&product, bias], vec![])
+        graph.add(&product, bias)
     }
 }
 
@@ -324,17 +315,17 @@ pub fn adapted(
     graph: &mut Graph,
     [base, input, tasks, up, mask, shape, down]: [&Value; 7],
 ) -> Value {
-    let down = graph.node("Transpose", &[down], vec![integers("perm", &[1, 0])]);
-    let numbers = graph.node("MatMul", &[input, &down], vec![]);
+    let down = graph.transpose(down, &[1, 0]);
+    let numbers = graph.matmul(input, &down);
     adapted_rows(graph, [base, &numbers, tasks, up, mask, shape])
 }
 
 /// Like [`adapted`], from rows with the numbers of all tasks, and zeros behind them.
 pub fn adapted_rows(graph: &mut Graph, [base, numbers, tasks, up, mask, _]: [&Value; 6]) -> Value {
-    let mask = graph.node("Gather", &[mask, tasks], vec![]);
-    let numbers = graph.node("Mul", &[numbers, &mask], vec![]);
-    let product = graph.node("MatMul", &[&numbers, up], vec![]);
-    graph.node("Add", &[base, &product], vec![])
+    let mask = graph.gather(mask, tasks);
+    let numbers = graph.mul(numbers, &mask);
+    let product = graph.matmul(&numbers, up);
+    graph.add(base, &product)
 }
 
 /// A gated activation with limits (gpt-oss): the halves `g` and `u` become `(u + 1) × g × sigmoid(alpha × g)`, with `g` at most
@@ -358,11 +349,11 @@ impl LimitedGate {
             ("one_float", 1.0),
         ]
         .map(|(name, value)| graph.floats(name, &[], &[value]));
-        let gate = graph.node("Min", &[&gate, &most], vec![]);
+        let gate = graph.min(&gate, &most);
         let gate = graph.microsoft("QuickGelu", &[&gate], vec![float("alpha", alpha)]);
         let other = graph.node("Clip", &[&other, &least, &most], vec![]);
-        let other = graph.node("Add", &[&other, &one], vec![]);
-        graph.node("Mul", &[&other, &gate], vec![])
+        let other = graph.add(&other, &one);
+        graph.mul(&other, &gate)
     }
 }
 
@@ -387,16 +378,14 @@ pub fn expert_gates(
     bias: Option<&Value>,
     top: usize,
 ) -> Value {
-    let softmax = |graph: &mut Graph, logits: &Value| {
-        graph.node("Softmax", &[logits], vec![integer("axis", -1)])
-    };
-    let mut logits = graph.node("MatMul", &[input, router], vec![]);
+    let softmax = |graph: &mut Graph, logits: &Value| graph.softmax(logits);
+    let mut logits = graph.matmul(input, router);
     if let Some(bias) = bias {
-        logits = graph.node("Add", &[&logits, bias], vec![]);
+        logits = graph.add(&logits, bias);
     }
     let count = graph.integers(&format!("top_{top}"), &[top as i64]);
     let largest = graph.largest(&logits, &count);
-    let last = graph.integers("last_axis", &[-1]);
+    let last = graph.last_axis();
     let least = graph.node(
         "ReduceMin",
         &[&largest, &last],
@@ -405,12 +394,12 @@ pub fn expert_gates(
     let is_kept = graph.node("GreaterOrEqual", &[&logits, &least], vec![]);
     if bias.is_some() {
         let lowest = graph.floats("lowest", &[], &[f32::MIN]);
-        let kept = graph.node("Where", &[&is_kept, &logits, &lowest], vec![]);
+        let kept = graph.choose(&is_kept, &logits, &lowest);
         return softmax(graph, &kept);
     }
     let is_kept = graph.cast(&is_kept, data_type::FLOAT);
     let weights = softmax(graph, &logits);
-    graph.node("Mul", &[&weights, &is_kept], vec![])
+    graph.mul(&weights, &is_kept)
 }
 
 /// Tokens on their way through experts, each of which reads only those whose gate is not 0.
@@ -434,34 +423,31 @@ pub struct ExpertTokens {
 impl RoutedTokens {
     /// Begins with a bias, whose width is the tokens'.
     pub fn new(graph: &mut Graph, [input, gates, bias]: [&Value; 3]) -> Self {
-        let (zero, flat) = (
-            graph.integers("zero", &[0]),
-            graph.integers("all_tokens", &[1, -1, 0]),
-        );
-        let tokens = graph.node("Reshape", &[input, &flat], vec![]);
-        let rows = graph.node("Squeeze", &[&tokens, &zero], vec![]);
-        let rows = graph.node("Shape", &[&rows], vec![]);
+        let (zero, flat) = (graph.zero(), graph.integers("all_tokens", &[1, -1, 0]));
+        let tokens = graph.reshape(input, &flat);
+        let rows = graph.squeeze(&tokens, &zero);
+        let rows = graph.shape(&rows);
         Self {
-            shape: graph.node("Shape", &[input], vec![]),
-            gates: graph.node("Reshape", &[gates, &flat], vec![]),
-            sum: graph.node("Expand", &[bias, &rows], vec![]),
+            shape: graph.shape(input),
+            gates: graph.reshape(gates, &flat),
+            sum: graph.expand(bias, &rows),
             tokens,
         }
     }
 
     /// The tokens that an expert reads.
     pub fn of(&self, graph: &mut Graph, expert: usize) -> ExpertTokens {
-        let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+        let (zero, one) = (graph.zero(), graph.one());
         let expert = graph.integers(&format!("expert_{expert}"), &[expert as i64]);
         let gate = graph.node("Gather", &[&self.gates, &expert], vec![integer("axis", -1)]);
         let places = graph.node("NonZero", &[&gate], vec![]);
         // The places on the second axis.
         let places = graph.node("Gather", &[&places, &one], vec![integer("axis", 0)]);
-        let places = graph.node("Squeeze", &[&places, &zero], vec![]);
+        let places = graph.squeeze(&places, &zero);
         let of_tokens = || vec![integer("axis", 1)];
         let weights = graph.node("Gather", &[&gate, &places], of_tokens());
         // One more token, with a weight of 0: some operators do not compute empty matrices.
-        let places = graph.node("Concat", &[&places, &zero], vec![integer("axis", 0)]);
+        let places = graph.concat(&[&places, &zero], 0);
         let no_weight = graph.floats("no_weight", &[1, 1, 1], &[0.0]);
         let weights = graph.node("Concat", &[&weights, &no_weight], of_tokens());
         let tokens = graph.node("Gather", &[&self.tokens, &places], of_tokens());
@@ -474,17 +460,17 @@ impl RoutedTokens {
 
     /// Adds an expert's results.
     pub fn add(&mut self, graph: &mut Graph, expert: &ExpertTokens, results: &Value) {
-        let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
-        let product = graph.node("Mul", &[results, &expert.weights], vec![]);
-        let product = graph.node("Squeeze", &[&product, &zero], vec![]);
-        let places = graph.node("Unsqueeze", &[&expert.places, &one], vec![]);
+        let (zero, one) = (graph.zero(), graph.one());
+        let product = graph.mul(results, &expert.weights);
+        let product = graph.squeeze(&product, &zero);
+        let places = graph.unsqueeze(&expert.places, &one);
         let inputs = [&self.sum, &places, &product];
         self.sum = graph.node("ScatterND", &inputs, vec![string("reduction", "add")]);
     }
 
     /// The sum.
     pub fn finish(self, graph: &mut Graph) -> Value {
-        graph.node("Reshape", &[&self.sum, &self.shape], vec![])
+        graph.reshape(&self.sum, &self.shape)
     }
 }
 
@@ -525,15 +511,15 @@ fn rounded_in_blocks(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
         graph.integers("flat_rows", &[0, 0, -1]),
     );
     let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
-    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
-    let input = graph.node("Reshape", &[input, &blocks], vec![]);
+    let blocks = graph.concat(&[&rows, &blocks], 0);
+    let input = graph.reshape(input, &blocks);
     let input = rounded(graph, &input);
-    graph.node("Reshape", &[&input, &flat], vec![])
+    graph.reshape(&input, &flat)
 }
 
 /// Rounds each row's values to 256 steps from its minimum to its maximum, zero included.
 fn rounded(graph: &mut Graph, rows: &Value) -> Value {
-    let last = graph.integers("last_axis", &[-1]);
+    let last = graph.last_axis();
     // Avoids division by zero for all-zero rows.
     let [zero, steps, smallest] = [
         ("zero_float", 0.0),
@@ -551,28 +537,28 @@ fn rounded(graph: &mut Graph, rows: &Value) -> Value {
     let divisor = node("Max", [&scale, &smallest]);
     let shifted = node("Sub", [rows, &least]);
     let shifted = node("Div", [&shifted, &divisor]);
-    let integers = graph.node("Round", &[&shifted], vec![]);
-    let shifted = graph.node("Mul", &[&integers, &scale], vec![]);
-    graph.node("Add", &[&shifted, &least], vec![])
+    let integers = graph.round(&shifted);
+    let shifted = graph.mul(&integers, &scale);
+    graph.add(&shifted, &least)
 }
 
 /// A value per panel, block and lane, ordered by block and output.
 fn by_block(graph: &mut Graph, values: &Value) -> Value {
-    let values = graph.node("Transpose", &[values], vec![integers("perm", &[1, 0, 2])]);
+    let values = graph.transpose(values, &[1, 0, 2]);
     let shape = graph.integers("by_block", &[0, 1, -1]);
-    graph.node("Reshape", &[&values, &shape], vec![])
+    graph.reshape(&values, &shape)
 }
 
 /// Per-column maximum over a text's tokens; `f32::MIN` without tokens.
 pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let mask = graph.cast(mask, data_type::FLOAT);
     let two = graph.integers("mask_axis", &[2]);
-    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let mask = graph.unsqueeze(&mask, &two);
     let lowest = graph.floats("lowest", &[], &[f32::MIN]);
     let one = graph.floats("one_float", &[], &[1.0]);
-    let is_padding = graph.node("Sub", &[&one, &mask], vec![]);
-    let penalty = graph.node("Mul", &[&is_padding, &lowest], vec![]);
-    let tokens = graph.node("Add", &[tokens, &penalty], vec![]);
+    let is_padding = graph.sub(&one, &mask);
+    let penalty = graph.mul(&is_padding, &lowest);
+    let tokens = graph.add(tokens, &penalty);
     let axis = graph.integers("token_axis", &[1]);
     graph.node("ReduceMax", &[&tokens, &axis], vec![integer("keepdims", 0)])
 }
@@ -584,10 +570,7 @@ pub fn largest_outputs(graph: &mut Graph, storage: Storage, inputs: &[&Value]) -
         unreachable!("the caller has these")
     };
     let outputs = storage.linear(graph, input, constants);
-    let (zero, last) = (
-        graph.integers("first_output", &[0]),
-        graph.integers("last_axis", &[-1]),
-    );
-    let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
+    let (zero, last) = (graph.integers("first_output", &[0]), graph.last_axis());
+    let outputs = graph.slice(&outputs, &zero, width, &last);
     largest_of_tokens(graph, [&outputs, mask])
 }

@@ -17,6 +17,46 @@ const IR_VERSION: i64 = 10;
 
 type Attributes = Vec<AttributeProto>;
 
+/// Nodes with a standard operator without attributes.
+macro_rules! operators {
+    ($($method:ident = $operator:literal ($($input:ident),*);)*) => {
+        impl GraphBuilder {
+            $(#[doc = concat!("Adds a node with `", $operator, "`.")]
+            pub fn $method(&mut self, $($input: &Value),*) -> Value {
+                self.node($operator, &[$($input),*], vec![])
+            })*
+        }
+    };
+}
+
+operators! {
+    abs = "Abs" (value);
+    add = "Add" (left, right);
+    choose = "Where" (condition, value, other);
+    cumsum = "CumSum" (value, axis);
+    div = "Div" (left, right);
+    equal = "Equal" (left, right);
+    expand = "Expand" (value, shape);
+    gather = "Gather" (value, places);
+    greater = "Greater" (left, right);
+    matmul = "MatMul" (left, right);
+    max = "Max" (left, right);
+    min = "Min" (left, right);
+    mul = "Mul" (left, right);
+    not = "Not" (value);
+    pad = "Pad" (value, pads);
+    relu = "Relu" (value);
+    reshape = "Reshape" (value, shape);
+    round = "Round" (value);
+    shape = "Shape" (value);
+    sigmoid = "Sigmoid" (value);
+    slice = "Slice" (value, start, end, axis);
+    squeeze = "Squeeze" (value, axes);
+    sub = "Sub" (left, right);
+    tanh = "Tanh" (value);
+    unsqueeze = "Unsqueeze" (value, axes);
+}
+
 /// A tensor name in the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value(String);
@@ -212,6 +252,41 @@ impl GraphBuilder {
         let output = self.fresh(operator);
         self.push(["", operator], inputs, vec![output.clone()], attributes);
         Value(output)
+    }
+
+    /// The list `[0]`.
+    pub fn zero(&mut self) -> Value {
+        self.integers("zero", &[0])
+    }
+
+    /// The list `[1]`.
+    pub fn one(&mut self) -> Value {
+        self.integers("one", &[1])
+    }
+
+    /// The list `[2]`.
+    pub fn two(&mut self) -> Value {
+        self.integers("two", &[2])
+    }
+
+    /// The list `[-1]`.
+    pub fn last_axis(&mut self) -> Value {
+        self.integers("last_axis", &[-1])
+    }
+
+    /// Joins values along an axis.
+    pub fn concat(&mut self, values: &[&Value], axis: i64) -> Value {
+        self.node("Concat", values, vec![integer("axis", axis)])
+    }
+
+    /// Orders the axes of `value`.
+    pub fn transpose(&mut self, value: &Value, order: &[i64]) -> Value {
+        self.node("Transpose", &[value], vec![integers("perm", order)])
+    }
+
+    /// Probabilities along the last axis.
+    pub fn softmax(&mut self, value: &Value) -> Value {
+        self.node("Softmax", &[value], vec![integer("axis", -1)])
     }
 
     /// Casts `value` to another element type, see [`data_type`].

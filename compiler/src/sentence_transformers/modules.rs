@@ -368,13 +368,13 @@ impl Modules {
                 }
                 Module::Normalize => {
                     let graph = &mut layers.graph;
-                    let last = graph.integers("last_axis", &[-1]);
+                    let last = graph.last_axis();
                     // `eps` in `torch.nn.functional.normalize`.
                     let least = graph.floats("least_length", &[], &[1e-12]);
                     let length =
                         graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
-                    let length = graph.node("Max", &[&length, &least], vec![]);
-                    text = graph.node("Div", &[&text, &length], vec![]);
+                    let length = graph.max(&length, &least);
+                    text = graph.div(&text, &length);
                 }
                 Module::Quantizer => {
                     text = layers
@@ -383,12 +383,9 @@ impl Modules {
                 }
                 Module::Truncation(dimensions) => {
                     let graph = &mut layers.graph;
-                    let (first, last) = (
-                        graph.integers("zero", &[0]),
-                        graph.integers("last_axis", &[-1]),
-                    );
+                    let (first, last) = (graph.zero(), graph.last_axis());
                     let end = graph.integers("truncated_dimensions", &[*dimensions as i64]);
-                    text = graph.node("Slice", &[&text, &first, &end, &last], vec![]);
+                    text = graph.slice(&text, &first, &end, &last);
                 }
             }
         }
@@ -592,10 +589,10 @@ impl Dense {
             &[self.inputs, self.outputs],
             &weight,
         );
-        let mut value = graph.node("MatMul", &[input, &weight], vec![]);
+        let mut value = graph.matmul(input, &weight);
         if let Some(bias) = &self.bias {
             let bias = graph.floats(&format!("{name}.bias"), &[self.outputs], bias);
-            value = graph.node("Add", &[&value, &bias], vec![]);
+            value = graph.add(&value, &bias);
         }
         let value = match self.activation {
             Activation::Identity => value,
@@ -607,13 +604,13 @@ impl Dense {
         };
         match &self.residual {
             Residual::None => value,
-            Residual::Input => graph.node("Add", &[&value, input], vec![]),
+            Residual::Input => graph.add(&value, input),
             Residual::Projected(weight) => {
                 let weight = transpose(weight, self.inputs);
                 let shape = [self.inputs, self.outputs];
                 let weight = graph.floats(&format!("{name}.residual"), &shape, &weight);
-                let residual = graph.node("MatMul", &[input, &weight], vec![]);
-                graph.node("Add", &[&value, &residual], vec![])
+                let residual = graph.matmul(input, &weight);
+                graph.add(&value, &residual)
             }
         }
     }

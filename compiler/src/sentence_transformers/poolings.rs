@@ -122,10 +122,7 @@ impl Mode {
     fn write(self, graph: &mut GraphBuilder, tokens: &Value, masks: &Masks<'_>) -> Value {
         let mask = masks.pooled;
         let inputs = [tokens, mask];
-        let (one, last) = (
-            graph.integers("one", &[1]),
-            graph.integers("last_axis", &[-1]),
-        );
+        let (one, last) = (graph.one(), graph.last_axis());
         match self {
             Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
             Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
@@ -133,8 +130,8 @@ impl Mode {
             Self::Max => {
                 let lowest = graph.floats("lowest", &[], &[f32::MIN]);
                 let is_token = graph.cast(mask, data_type::BOOL);
-                let is_token = graph.node("Unsqueeze", &[&is_token, &last], vec![]);
-                let kept = graph.node("Where", &[&is_token, tokens, &lowest], vec![]);
+                let is_token = graph.unsqueeze(&is_token, &last);
+                let kept = graph.choose(&is_token, tokens, &lowest);
                 graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
             }
             Self::MeanSqrtLen => {
@@ -143,17 +140,17 @@ impl Mode {
                 let count =
                     graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
                 let root = graph.node("Sqrt", &[&count], vec![]);
-                graph.node("Div", &[&sum, &root], vec![])
+                graph.div(&sum, &root)
             }
             Self::WeightedMean => {
                 // Counted from the first token, whether it is pooled or not.
                 let positions = functions::positions_of_tokens(graph, masks.tokens);
                 let is_pooled = graph.cast(mask, data_type::FLOAT);
-                let weights = graph.node("Mul", &[&positions, &is_pooled], vec![]);
+                let weights = graph.mul(&positions, &is_pooled);
                 let sum = functions::weighted_sum(graph, tokens, &weights);
                 let total =
                     graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
-                graph.node("Div", &[&sum, &total], vec![])
+                graph.div(&sum, &total)
             }
         }
     }

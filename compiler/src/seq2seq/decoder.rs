@@ -72,14 +72,14 @@ impl Writer<'_> {
             ..
         }) = self.model.positions
         else {
-            return Ok(Some(graph.node("Gather", &[&table, position], vec![])));
+            return Ok(Some(graph.gather(&table, position)));
         };
         let first = graph.integers("first_position", &[padding + 1]);
         let padding = graph.integers("padding", &[padding]);
-        let position = graph.node("Add", &[position, &first], vec![]);
-        let is_padding = graph.node("Equal", &[ids, &padding], vec![]);
-        let row = graph.node("Where", &[&is_padding, &padding, &position], vec![]);
-        Ok(Some(graph.node("Gather", &[&table, &row], vec![])))
+        let position = graph.add(position, &first);
+        let is_padding = graph.equal(ids, &padding);
+        let row = graph.choose(&is_padding, &padding, &position);
+        Ok(Some(graph.gather(&table, &row)))
     }
 
     /// Values for the distances from the step's token to earlier tokens, if the model has them.
@@ -116,8 +116,8 @@ impl Writer<'_> {
             graph.integers("distances", &[length as i64]),
             graph.integers("three", &[3]),
         );
-        let begin = graph.node("Sub", &[&last, position], vec![]);
-        Ok(graph.node("Slice", &[&values, &begin, &end, &axis], vec![]))
+        let begin = graph.sub(&last, position);
+        Ok(graph.slice(&values, &begin, &end, &axis))
     }
 
     fn decoder_layers(
@@ -198,11 +198,11 @@ impl Writer<'_> {
         let graph = &mut self.layers.graph;
         let past = graph.float_input(&format!("past.{layer}.state"), axes.clone());
         let [candidate, forget] = graph.split(&projected);
-        let forget = graph.node("Sigmoid", &[&forget], vec![]);
-        let kept = graph.node("Sub", &[&past, &candidate], vec![]);
-        let kept = graph.node("Mul", &[&forget, &kept], vec![]);
-        let state = graph.node("Add", &[&candidate, &kept], vec![]);
-        let output = graph.node("Relu", &[&state], vec![]);
+        let forget = graph.sigmoid(&forget);
+        let kept = graph.sub(&past, &candidate);
+        let kept = graph.mul(&forget, &kept);
+        let state = graph.add(&candidate, &kept);
+        let output = graph.relu(&state);
         states.push(State {
             name: format!("{layer}.state"),
             value: state,
@@ -239,11 +239,11 @@ impl Writer<'_> {
     fn logits(&mut self, hidden: &Value) -> Result<Value> {
         let model = self.model;
         let graph = &mut self.layers.graph;
-        let one = graph.integers("one", &[1]);
-        let mut hidden = graph.node("Squeeze", &[hidden, &one], vec![]);
+        let one = graph.one();
+        let mut hidden = graph.squeeze(hidden, &one);
         if model.output_scale != 1.0 {
             let scale = graph.floats("output.scale", &[], &[model.output_scale]);
-            hidden = graph.node("Mul", &[&hidden, &scale], vec![]);
+            hidden = graph.mul(&hidden, &scale);
         }
         if model.has_shortlist {
             let matrix = graph.float_input(

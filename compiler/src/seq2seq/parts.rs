@@ -125,7 +125,7 @@ impl<'a> Writer<'a> {
         let inner = if is_gated {
             let [activated, other] = self.layers.graph.split(&raised);
             let activated = self.layers.activate(activation, &activated);
-            self.layers.graph.node("Mul", &[&activated, &other], vec![])
+            self.layers.graph.mul(&activated, &other)
         } else {
             self.layers.activate(activation, &raised)
         };
@@ -226,9 +226,9 @@ impl<'a> Writer<'a> {
         let rows = self.rows(table)?;
         let (graph, mut scale) = (&mut self.layers.graph, self.model.scale);
         let mut words = match rows {
-            Rows::Fp32(values) => graph.node("Gather", &[&values, ids], vec![]),
+            Rows::Fp32(values) => graph.gather(&values, ids),
             Rows::OneScale(values, step) => {
-                let rows = graph.node("Gather", &[&values, ids], vec![]);
+                let rows = graph.gather(&values, ids);
                 let step = step * std::mem::replace(&mut scale, 1.0);
                 dequantize(graph, &rows, "embedding.step", step)
             }
@@ -242,15 +242,15 @@ impl<'a> Writer<'a> {
                 let words =
                     graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes);
                 let whole = graph.integers("whole_words", &[0, 0, -1]);
-                graph.node("Reshape", &[&words, &whole], vec![])
+                graph.reshape(&words, &whole)
             }
         };
         if scale != 1.0 {
             let scale = graph.floats("scale", &[], &[scale]);
-            words = graph.node("Mul", &[&words, &scale], vec![]);
+            words = graph.mul(&words, &scale);
         }
         if let Some(positions) = positions {
-            words = graph.node("Add", &[&words, positions], vec![]);
+            words = graph.add(&words, positions);
         }
         match self.model.normalizes_embeddings {
             true => self
@@ -267,16 +267,16 @@ impl<'a> Writer<'a> {
         let rows = self.rows(table)?;
         let graph = &mut self.layers.graph;
         let (Rows::Fp32(values) | Rows::OneScale(values, _) | Rows::Blocks(values, ..)) = &rows;
-        let gathered = graph.node("Gather", &[values, ids], vec![]);
+        let gathered = graph.gather(values, ids);
         Ok(match rows {
             Rows::Fp32(_) => gathered,
             Rows::OneScale(_, step) => dequantize(graph, &gathered, "output.step", step),
             Rows::Blocks(_, scales, _) => {
                 let whole = graph.integers("whole_rows", &[-1, width]);
                 let integers = dequantize(graph, &gathered, "unit", 1.0);
-                let scales = graph.node("Gather", &[&scales, ids], vec![]);
-                let rows = graph.node("Mul", &[&integers, &scales], vec![]);
-                graph.node("Reshape", &[&rows, &whole], vec![])
+                let scales = graph.gather(&scales, ids);
+                let rows = graph.mul(&integers, &scales);
+                graph.reshape(&rows, &whole)
             }
         })
     }

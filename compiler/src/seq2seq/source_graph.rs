@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     files::weights::Weights,
-    onnx::{ModelProto, Value, any, data_type, fixed, integers, layers::BucketValues},
+    onnx::{ModelProto, Value, any, data_type, fixed, layers::BucketValues},
 };
 use kivu::{error::Result, repository::manifest::Precision};
 
@@ -91,12 +91,8 @@ impl Writer<'_> {
                 "by_head",
                 &[0, 0, decoder.heads as i64, decoder.head as i64],
             );
-            let by_head = graph.node("Reshape", &[part, &shape], vec![]);
-            let by_head = graph.node(
-                "Transpose",
-                &[&by_head],
-                vec![integers("perm", &[0, 2, 1, 3])],
-            );
+            let by_head = graph.reshape(part, &shape);
+            let by_head = graph.transpose(&by_head, &[0, 2, 1, 3]);
             let axes = [
                 any("rows"),
                 fixed(decoder.heads),
@@ -115,7 +111,7 @@ impl Writer<'_> {
         let matrix = self.look_up_many(&model.tables.output, &shortlist)?;
         let bias = self.output_bias()?;
         let graph = &mut self.layers.graph;
-        let bias = graph.node("Gather", &[&bias, &shortlist], vec![]);
+        let bias = graph.gather(&bias, &shortlist);
         graph.expose(
             &matrix,
             "shared.output.weight",

@@ -42,8 +42,8 @@ pub fn convolve(
         [embedded, mask, &count],
         |graph, [tokens, mask, _]| functions::neighbours(graph, [tokens, mask], width),
     );
-    let product = layers.graph.node("MatMul", &[&joined, &matrix], vec![]);
-    let convolved = layers.graph.node("Add", &[&product, &bias], vec![]);
+    let product = layers.graph.matmul(&joined, &matrix);
+    let convolved = layers.graph.add(&product, &bias);
     let convolved = layers.activate(activation, &convolved);
     layers.add_and_norm(&convolved, output, "encoder.conv.LayerNorm")
 }

@@ -10,7 +10,7 @@ use super::distances::{Distances, Side, head_by_head, normalize, project};
 use crate::encoder::config::{Disentangled, EncoderConfig, Heads};
 use crate::{
     onnx::{
-        GraphBuilder, Value, float, functions, integer, integers,
+        GraphBuilder, Value, float, functions, integer,
         layers::{Layers, attention},
     },
     quantize::transpose,
@@ -148,7 +148,7 @@ impl DistanceTables {
     /// Attention with the products of all tokens and distances, from which each pair's are gathered.
     fn body(&self, graph: &mut GraphBuilder, inputs: [&Value; 10]) -> Value {
         let [query, key, value, mask, ids, _, _, columns, keys, queries] = inputs;
-        let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+        let (zero, one) = (graph.zero(), graph.one());
         let counting: Vec<i64> = (0..self.positions as i64).collect();
         let counting = graph.integers("counting", &counting);
         let farthest = graph.integers("farthest", &[self.positions as i64 - 1]);
@@ -156,23 +156,23 @@ impl DistanceTables {
             functions::length(graph, query),
             functions::length(graph, ids),
         );
-        let own = graph.node("Slice", &[&counting, &zero, &from, &zero], vec![]);
-        let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
-        let others = graph.node("Slice", &[&counting, &zero, &to, &zero], vec![]);
-        let distances = graph.node("Sub", &[&own, &others], vec![]);
-        let distances = graph.node("Add", &[&distances, &farthest], vec![]);
+        let own = graph.slice(&counting, &zero, &from, &zero);
+        let own = graph.unsqueeze(&own, &one);
+        let others = graph.slice(&counting, &zero, &to, &zero);
+        let distances = graph.sub(&own, &others);
+        let distances = graph.add(&distances, &farthest);
         // A row per query, a column per key.
-        let places = graph.node("Gather", &[columns, &distances], vec![]);
+        let places = graph.gather(columns, &distances);
         let mut terms = Vec::new();
         if self.distances.has_keys {
             terms.push(self.gathered(graph, [query, keys, &places]));
         }
         if self.distances.has_queries {
-            let places = graph.node("Transpose", &[&places], vec![integers("perm", &[1, 0])]);
+            let places = graph.transpose(&places, &[1, 0]);
             let term = self.gathered(graph, [key, queries, &places]);
-            terms.push(graph.node("Transpose", &[&term], vec![integers("perm", &[0, 1, 3, 2])]));
+            terms.push(graph.transpose(&term, &[0, 1, 3, 2]));
         }
-        let add = |left: Value, right: Value| graph.node("Add", &[&left, &right], vec![]);
+        let add = |left: Value, right: Value| graph.add(&left, &right);
         let bias = terms.into_iter().reduce(add).unwrap_or_else(Value::none);
         let mut attributes = attention(self.heads.queries);
         attributes.push(float("scale", 1.0 / self.scale));
@@ -191,22 +191,18 @@ impl DistanceTables {
             ..
         } = self.heads;
         let shape = graph.integers("heads", &[0, 0, heads as i64, width as i64]);
-        let (zero, two) = (graph.integers("zero", &[0]), graph.integers("two", &[2]));
-        let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
-        let tokens = graph.node(
-            "Transpose",
-            &[&tokens],
-            vec![integers("perm", &[0, 2, 1, 3])],
-        );
-        let table = graph.node("Transpose", &[table], vec![integers("perm", &[0, 2, 1, 3])]);
+        let (zero, two) = (graph.zero(), graph.two());
+        let tokens = graph.reshape(tokens, &shape);
+        let tokens = graph.transpose(&tokens, &[0, 2, 1, 3]);
+        let table = graph.transpose(table, &[0, 2, 1, 3]);
         let rows = graph.integers("rows", &[0, 0, -1]);
-        let table = graph.node("Reshape", &[&table, &rows], vec![]);
-        let products = graph.node("MatMul", &[&tokens, &table], vec![]);
-        let outer = graph.node("Shape", &[&products], vec![]);
+        let table = graph.reshape(&table, &rows);
+        let products = graph.matmul(&tokens, &table);
+        let outer = graph.shape(&products);
         let outer = graph.node("Slice", &[&outer, &zero, &two], vec![]);
-        let inner = graph.node("Shape", &[places], vec![]);
-        let shape = graph.node("Concat", &[&outer, &inner], vec![integer("axis", 0)]);
-        let places = graph.node("Expand", &[places, &shape], vec![]);
+        let inner = graph.shape(places);
+        let shape = graph.concat(&[&outer, &inner], 0);
+        let places = graph.expand(places, &shape);
         graph.node(
             "GatherElements",
             &[&products, &places],

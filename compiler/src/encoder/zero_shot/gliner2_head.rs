@@ -11,7 +11,7 @@ use super::{
     word_scores::{layer, linear, listed},
 };
 use crate::{
-    onnx::{GraphBuilder, Value, data_type, float, functions, integer, integers, layers::Layers},
+    onnx::{GraphBuilder, Value, data_type, float, functions, integer, layers::Layers},
     quantize::transpose,
 };
 use kivu::error::Result;
@@ -126,10 +126,10 @@ impl CountedSpans {
             is_class,
             schemas,
         } = features;
-        let one = graph.integers("one", &[1]);
+        let one = graph.one();
         let count = graph.node("ReduceMax", &[&instances], vec![integer("keepdims", 0)]);
         let count = graph.cast(&count, data_type::INT64);
-        let count = graph.node("Max", &[&count, &one], vec![]);
+        let count = graph.max(&count, &one);
         let states = recur(graph, [&labels, &count], width, [steps, g0, g1]);
         let queries = match self.mixing {
             Mixing::Joined => mix_joined(graph, [&states, &labels], listed(others)),
@@ -137,7 +137,7 @@ impl CountedSpans {
             Mixing::Experts => mix_experts(graph, &states, others),
         };
         let by_label = graph.integers("by_label", &[0, -1, width as i64]);
-        let queries = graph.node("Reshape", &[&queries, &by_label], vec![]);
+        let queries = graph.reshape(&queries, &by_label);
         let logits = span_logits(
             graph,
             [&queries, vectors, words],
@@ -148,26 +148,22 @@ impl CountedSpans {
         let column = graph.integers("column", &[0, 1, -1, 1]);
         let counting: Vec<f32> = (0..MAX_INSTANCES).map(|instance| instance as f32).collect();
         let counting = graph.floats("instance_indexes", &[1, MAX_INSTANCES, 1, 1], &counting);
-        let zero = graph.integers("zero", &[0]);
-        let counting = graph.node("Slice", &[&counting, &zero, &count, &one], vec![]);
-        let instances = graph.node("Unsqueeze", &[&instances, &one], vec![]);
+        let zero = graph.zero();
+        let counting = graph.slice(&counting, &zero, &count, &one);
+        let instances = graph.unsqueeze(&instances, &one);
         let is_present = graph.node("Less", &[&counting, &instances], vec![]);
-        let is_present = graph.node("Reshape", &[&is_present, &column], vec![]);
+        let is_present = graph.reshape(&is_present, &column);
         let absent = graph.floats("absent_logit", &[], &[ABSENT]);
-        let logits = graph.node("Where", &[&is_present, &logits, &absent], vec![]);
+        let logits = graph.choose(&is_present, &logits, &absent);
         let classes = apply_two(graph, &labels, [k0, k1, k2, k3]);
-        let repeated = graph.node(
-            "Concat",
-            &[&one, &count, &one, &one],
-            vec![integer("axis", 0)],
-        );
+        let repeated = graph.concat(&[&one, &count, &one, &one], 0);
         let [is_class, classes] = [&is_class, &classes].map(|value| {
-            let value = graph.node("Unsqueeze", &[value, &one], vec![]);
-            let value = graph.node("Expand", &[&value, &repeated], vec![]);
-            graph.node("Reshape", &[&value, &column], vec![])
+            let value = graph.unsqueeze(value, &one);
+            let value = graph.expand(&value, &repeated);
+            graph.reshape(&value, &column)
         });
         let is_class = graph.cast(&is_class, data_type::BOOL);
-        graph.node("Where", &[&is_class, &classes, &logits], vec![])
+        graph.choose(&is_class, &classes, &logits)
     }
 
     /// Label vectors, and what is known of each label.
@@ -191,16 +187,16 @@ impl CountedSpans {
         ]
         .map(|(name, id)| graph.integers(&format!("{name}_token"), &[i64::from(id)]));
         let mut is = |token: &Value| {
-            let found = graph.node("Equal", &[ids, token], vec![]);
+            let found = graph.equal(ids, token);
             graph.cast(&found, data_type::INT64)
         };
         let [is_entity, is_class, is_schema] = [marker, &class, &schema].map(&mut is);
         let ends = [&field, &end].map(&mut is);
         let is_field = graph.node("Add", &ends.each_ref(), vec![]);
-        let is_span = graph.node("Add", &[&is_entity, &is_field], vec![]);
-        let is_label = graph.node("Add", &[&is_span, &is_class], vec![]);
+        let is_span = graph.add(&is_entity, &is_field);
+        let is_label = graph.add(&is_span, &is_class);
         let numbers = counted(graph, &is_label);
-        let numbers = graph.node("Mul", &[&numbers, &is_label], vec![]);
+        let numbers = graph.mul(&numbers, &is_label);
         let (labels, _) = numbered(graph, tokens, &numbers, max_tokens);
         // Each token's schema, from 1 on, and the schema's likeliest number of instances.
         let schemas = counted(graph, &is_schema);
@@ -213,29 +209,22 @@ impl CountedSpans {
             vec![integer("axis", -1), integer("keepdims", 1)],
         );
         let counts = graph.cast(&counts, data_type::FLOAT);
-        let (one, last) = (
-            graph.integers("one", &[1]),
-            graph.integers("last_axis", &[-1]),
-        );
-        let all = graph.node("Add", &[&indexes, &one], vec![]);
-        let schemas = graph.node("Unsqueeze", &[&schemas, &last], vec![]);
-        let is_own = graph.node("Equal", &[&schemas, &all], vec![]);
+        let (one, last) = (graph.one(), graph.last_axis());
+        let all = graph.add(&indexes, &one);
+        let schemas = graph.unsqueeze(&schemas, &last);
+        let is_own = graph.equal(&schemas, &all);
         let is_own = graph.cast(&is_own, data_type::FLOAT);
-        let counts = graph.node("MatMul", &[&is_own, &counts], vec![]);
+        let counts = graph.matmul(&is_own, &counts);
         let [is_entity, is_field, is_class] = [is_entity, is_field, is_class].map(|flag| {
-            let flag = graph.node("Unsqueeze", &[&flag, &last], vec![]);
+            let flag = graph.unsqueeze(&flag, &last);
             graph.cast(&flag, data_type::FLOAT)
         });
         // Entities are one instance.
-        let once = graph.node("Min", &[&counts, &is_entity], vec![]);
-        let counts = graph.node("Mul", &[&counts, &is_field], vec![]);
-        let counts = graph.node("Add", &[&counts, &once], vec![]);
+        let once = graph.min(&counts, &is_entity);
+        let counts = graph.mul(&counts, &is_field);
+        let counts = graph.add(&counts, &once);
         let schemas = graph.cast(&schemas, data_type::FLOAT);
-        let features = graph.node(
-            "Concat",
-            &[&counts, &is_class, &schemas],
-            vec![integer("axis", 2)],
-        );
+        let features = graph.concat(&[&counts, &is_class, &schemas], 2);
         let (features, _) = numbered(graph, &features, &numbers, max_tokens);
         let [instances, is_class, schemas] = graph.split(&features);
         (
@@ -314,49 +303,41 @@ fn recur(
     // The operator's gates are update, reset and new state, and it adds one row of inputs per step.
     let reordered = |graph: &mut GraphBuilder, value: &Value| {
         let [reset, update, new] = graph.split(value);
-        graph.node(
-            "Concat",
-            &[&update, &reset, &new],
-            vec![integer("axis", -1)],
-        )
+        graph.concat(&[&update, &reset, &new], -1)
     };
     let [inputs, states] = [steps, weight].map(|layer| {
         let layer = reordered(graph, layer);
-        let layer = graph.node("Transpose", &[&layer], vec![integers("perm", &[1, 0])]);
-        graph.node("Unsqueeze", &[&layer, &zero], vec![])
+        let layer = graph.transpose(&layer, &[1, 0]);
+        graph.unsqueeze(&layer, &zero)
     });
     let bias = reordered(graph, bias);
-    let without = graph.node("Sub", &[&bias, &bias], vec![]);
-    let biases = graph.node("Concat", &[&without, &bias], vec![integer("axis", 0)]);
-    let biases = graph.node("Unsqueeze", &[&biases, &zero], vec![]);
+    let without = graph.sub(&bias, &bias);
+    let biases = graph.concat(&[&without, &bias], 0);
+    let biases = graph.unsqueeze(&biases, &zero);
     let mut single = vec![0.0; MAX_INSTANCES * MAX_INSTANCES];
     single
         .iter_mut()
         .step_by(MAX_INSTANCES + 1)
         .for_each(|value| *value = 1.0);
     let single = graph.floats("single_steps", &[MAX_INSTANCES, 1, MAX_INSTANCES], &single);
-    let single = graph.node("Slice", &[&single, &zero, count, &zero], vec![]);
-    let shape = graph.node("Shape", &[labels], vec![]);
+    let single = graph.slice(&single, &zero, count, &zero);
+    let shape = graph.shape(labels);
     let flat = graph.integers("flat_rows", &[-1, width as i64]);
-    let first = graph.node("Reshape", &[labels, &flat], vec![]);
-    let rows = graph.node("Shape", &[&first], vec![]);
+    let first = graph.reshape(labels, &flat);
+    let rows = graph.shape(&first);
     let rows = graph.node("Slice", &[&rows, &zero, &one], vec![]);
-    let repeated = graph.node("Concat", &[&one, &rows, &one], vec![integer("axis", 0)]);
-    let single = graph.node("Expand", &[&single, &repeated], vec![]);
-    let first = graph.node("Unsqueeze", &[&first, &zero], vec![]);
+    let repeated = graph.concat(&[&one, &rows, &one], 0);
+    let single = graph.expand(&single, &repeated);
+    let first = graph.unsqueeze(&first, &zero);
     let inputs = [&single, &inputs, &states, &biases, &Value::none(), &first];
     let attributes = vec![
         integer("hidden_size", width as i64),
         integer("linear_before_reset", 1),
     ];
     let found = graph.node("GRU", &inputs, attributes);
-    let shape = graph.node("Concat", &[count, &shape], vec![integer("axis", 0)]);
-    let found = graph.node("Reshape", &[&found, &shape], vec![]);
-    graph.node(
-        "Transpose",
-        &[&found],
-        vec![integers("perm", &[1, 0, 2, 3])],
-    )
+    let shape = graph.concat(&[count, &shape], 0);
+    let found = graph.reshape(&found, &shape);
+    graph.transpose(&found, &[1, 0, 2, 3])
 }
 
 fn joined_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
@@ -374,11 +355,11 @@ fn mix_joined(
     [states, labels]: [&Value; 2],
     constants: [&Value; 4],
 ) -> Value {
-    let one = graph.integers("one", &[1]);
-    let shape = graph.node("Shape", &[states], vec![]);
-    let labels = graph.node("Unsqueeze", &[labels, &one], vec![]);
-    let labels = graph.node("Expand", &[&labels, &shape], vec![]);
-    let rows = graph.node("Concat", &[states, &labels], vec![integer("axis", -1)]);
+    let one = graph.one();
+    let shape = graph.shape(states);
+    let labels = graph.unsqueeze(labels, &one);
+    let labels = graph.expand(&labels, &shape);
+    let rows = graph.concat(&[states, &labels], -1);
     apply_two(graph, &rows, constants)
 }
 
@@ -442,42 +423,27 @@ fn mix_labels(
     let (input, others) = constants.split_at(2);
     let (by_layer, output) = others.split_at(12 * TRANSFORMER_LAYERS);
     let [one, two] = [("one", 1), ("two", 2)].map(|(name, number)| graph.integers(name, &[number]));
-    let shape = graph.node("Shape", &[states], vec![]);
+    let shape = graph.shape(states);
     let count = functions::length(graph, states);
-    let labels = graph.node("Unsqueeze", &[labels, &one], vec![]);
-    let sums = graph.node("Add", &[states, &labels], vec![]);
+    let labels = graph.unsqueeze(labels, &one);
+    let sums = graph.add(states, &labels);
     // Instances are like texts.
-    let (three, last) = (
-        graph.integers("three", &[3]),
-        graph.integers("last_axis", &[-1]),
-    );
+    let (three, last) = (graph.integers("three", &[3]), graph.last_axis());
     let label_count = graph.node("Slice", &[&shape, &two, &three], vec![]);
     let own_width = graph.integers("own_width", &[width as i64]);
-    let flat = graph.node(
-        "Concat",
-        &[&last, &label_count, &own_width],
-        vec![integer("axis", 0)],
-    );
-    let sums = graph.node("Reshape", &[&sums, &flat], vec![]);
-    let others_schemas = graph.node("Transpose", &[schemas], vec![integers("perm", &[0, 2, 1])]);
-    let is_other = graph.node("Equal", &[schemas, &others_schemas], vec![]);
-    let is_other = graph.node("Not", &[&is_other], vec![]);
+    let flat = graph.concat(&[&last, &label_count, &own_width], 0);
+    let sums = graph.reshape(&sums, &flat);
+    let others_schemas = graph.transpose(schemas, &[0, 2, 1]);
+    let is_other = graph.equal(schemas, &others_schemas);
+    let is_other = graph.not(&is_other);
     let is_other = graph.cast(&is_other, data_type::FLOAT);
     let masked = graph.floats("other_schemas", &[], &[ABSENT]);
-    let bias = graph.node("Mul", &[&is_other, &masked], vec![]);
-    let bias = graph.node("Unsqueeze", &[&bias, &one], vec![]);
-    let repeated = graph.node(
-        "Concat",
-        &[&one, &count, &one, &one],
-        vec![integer("axis", 0)],
-    );
-    let bias = graph.node("Expand", &[&bias, &repeated], vec![]);
-    let by_row = graph.node(
-        "Concat",
-        &[&last, &one, &label_count, &label_count],
-        vec![integer("axis", 0)],
-    );
-    let bias = graph.node("Reshape", &[&bias, &by_row], vec![]);
+    let bias = graph.mul(&is_other, &masked);
+    let bias = graph.unsqueeze(&bias, &one);
+    let repeated = graph.concat(&[&one, &count, &one, &one], 0);
+    let bias = graph.expand(&bias, &repeated);
+    let by_row = graph.concat(&[&last, &one, &label_count, &label_count], 0);
+    let bias = graph.reshape(&bias, &by_row);
     let mut rows = linear(graph, &sums, listed(input));
     for constants in by_layer.chunks_exact(12) {
         let [qkv0, qkv1, out0, out1, n0, n1, u0, u1, d0, d1, n2, n3] = listed(constants);
@@ -498,12 +464,12 @@ fn mix_labels(
         let changed = apply_two(graph, &rows, [u0, u1, d0, d1]);
         rows = add_and_normalize(graph, [&rows, &changed], [n2, n3]);
     }
-    let rows = graph.node("Concat", &[&rows, &sums], vec![integer("axis", 2)]);
+    let rows = graph.concat(&[&rows, &sums], 2);
     let [w0, b0, w1, b1, w2, b2] = listed(output);
     let rows = apply_two(graph, &rows, [w0, b0, w1, b1]);
-    let rows = graph.node("Relu", &[&rows], vec![]);
+    let rows = graph.relu(&rows);
     let rows = linear(graph, &rows, [w2, b2]);
-    graph.node("Reshape", &[&rows, &shape], vec![])
+    graph.reshape(&rows, &shape)
 }
 
 fn add_and_normalize(
@@ -559,15 +525,15 @@ fn expert_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
 fn mix_experts(graph: &mut GraphBuilder, state: &Value, constants: &[&Value]) -> Value {
     let (router, experts) = constants.split_at(4);
     let logits = gelu_layers(graph, state, listed(router));
-    let weights = graph.node("Softmax", &[&logits], vec![integer("axis", -1)]);
+    let weights = graph.softmax(&logits);
     let weights: [Value; EXPERTS] = graph.split(&weights);
     let mut sum: Option<Value> = None;
     for (constants, weight) in experts.chunks_exact(4).zip(&weights) {
         let rows = gelu_layers(graph, state, listed(constants));
-        let rows = graph.node("Mul", &[&rows, weight], vec![]);
+        let rows = graph.mul(&rows, weight);
         sum = Some(match sum {
             None => rows,
-            Some(sum) => graph.node("Add", &[&sum, &rows], vec![]),
+            Some(sum) => graph.add(&sum, &rows),
         });
     }
     sum.unwrap_or_else(|| state.clone())
@@ -577,7 +543,7 @@ fn mix_experts(graph: &mut GraphBuilder, state: &Value, constants: &[&Value]) ->
 pub fn label_logits(graph: &mut GraphBuilder, labels: &Value, constants: [&Value; 4]) -> Value {
     let one = graph.integers("axis_1", &[1]);
     let logits = apply_two(graph, labels, constants);
-    graph.node("Unsqueeze", &[&logits, &one], vec![])
+    graph.unsqueeze(&logits, &one)
 }
 
 /// The layers that score labels.

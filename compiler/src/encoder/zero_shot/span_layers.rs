@@ -1,7 +1,7 @@
 //! Layers on spans that GLiNER's and GLiNER2's heads share, and the selection of words and labels among tokens.
 
 use super::word_scores::{divided, layer, linear, listed};
-use crate::onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers};
+use crate::onnx::{GraphBuilder, Value, data_type, integer, layers::Layers};
 use kivu::error::Result;
 
 /// Constants of the span layers called `name`, in the order in which the native engine reads them: the last layer; the
@@ -35,30 +35,30 @@ pub fn span_logits(
 ) -> Value {
     let [l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = listed(constants);
     let [labels, biases] = [l0, l1].map(|factor| {
-        let product = graph.node("MatMul", &[labels, factor], vec![]);
-        graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
+        let product = graph.matmul(labels, factor);
+        graph.transpose(&product, &[0, 2, 1])
     });
     let mut sides = [[s0, s1, s2, s3, s4], [e0, e1, e2, e3, e4]].map(|[w0, b0, w1, b1, half]| {
         let part = apply_two(graph, vectors, [w0, b0, w1, b1]);
-        let part = graph.node("Relu", &[&part], vec![]);
-        graph.node("MatMul", &[&part, half], vec![])
+        let part = graph.relu(&part);
+        graph.matmul(&part, half)
     });
-    sides[0] = graph.node("Add", &[&sides[0], s5], vec![]);
+    sides[0] = graph.add(&sides[0], s5);
     let [starts, ends] = sides;
     let indexes = indexes(graph, words, max_tokens);
-    let last_axis = graph.integers("last_axis", &[-1]);
+    let last_axis = graph.last_axis();
     let last = graph.node("ReduceMax", &[&indexes], vec![integer("keepdims", 1)]);
     let mut of_lengths = Vec::new();
     for length in 0..longest {
         let offset = graph.integers(&format!("span_{length}"), &[length as i64]);
-        let ends_at = graph.node("Add", &[&indexes, &offset], vec![]);
-        let ends_at = graph.node("Min", &[&ends_at, &last], vec![]);
+        let ends_at = graph.add(&indexes, &offset);
+        let ends_at = graph.min(&ends_at, &last);
         let ends = graph.node("Gather", &[&ends, &ends_at], vec![integer("axis", 1)]);
-        let spans = graph.node("Add", &[&starts, &ends], vec![]);
-        let spans = graph.node("Relu", &[&spans], vec![]);
-        let products = graph.node("MatMul", &[&spans, &labels], vec![]);
-        let logits = graph.node("Add", &[&products, &biases], vec![]);
-        of_lengths.push(graph.node("Unsqueeze", &[&logits, &last_axis], vec![]));
+        let spans = graph.add(&starts, &ends);
+        let spans = graph.relu(&spans);
+        let products = graph.matmul(&spans, &labels);
+        let logits = graph.add(&products, &biases);
+        of_lengths.push(graph.unsqueeze(&logits, &last_axis));
     }
     graph.node(
         "Concat",
@@ -69,27 +69,27 @@ pub fn span_logits(
 
 /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
 pub fn numbers_of_markers(graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
-    let is_marker = graph.node("Equal", &[ids, marker], vec![]);
+    let is_marker = graph.equal(ids, marker);
     let is_marker = graph.cast(&is_marker, data_type::INT64);
     let counted = counted(graph, &is_marker);
-    graph.node("Mul", &[&counted, &is_marker], vec![])
+    graph.mul(&counted, &is_marker)
 }
 
 /// For each token, the number of tokens up to it for which `is_marker` is 1.
 pub fn counted(graph: &mut GraphBuilder, is_marker: &Value) -> Value {
-    let one = graph.integers("one", &[1]);
-    graph.node("CumSum", &[is_marker, &one], vec![])
+    let one = graph.one();
+    graph.cumsum(is_marker, &one)
 }
 
 /// The indexes from 0 on of tokens that are numbered from 1 on.
 fn indexes(graph: &mut GraphBuilder, numbers: &Value, max_tokens: usize) -> Value {
     let counting: Vec<i64> = (0..max_tokens as i64).collect();
-    let zero = graph.integers("zero", &[0]);
+    let zero = graph.zero();
     let counting = graph.integers("span_indexes", &counting);
     let flat = graph.integers("flat_list", &[-1]);
     let count = graph.node("ReduceMax", &[numbers], vec![integer("keepdims", 1)]);
-    let count = graph.node("Reshape", &[&count, &flat], vec![]);
-    graph.node("Slice", &[&counting, &zero, &count, &zero], vec![])
+    let count = graph.reshape(&count, &flat);
+    graph.slice(&counting, &zero, &count, &zero)
 }
 
 /// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
@@ -100,14 +100,14 @@ pub fn numbered(
     numbers: &Value,
     max_tokens: usize,
 ) -> (Value, Value) {
-    let one = graph.integers("one", &[1]);
+    let one = graph.one();
     let indexes = indexes(graph, numbers, max_tokens);
-    let expected = graph.node("Add", &[&indexes, &one], vec![]);
-    let expected = graph.node("Unsqueeze", &[&expected, &one], vec![]);
-    let numbers = graph.node("Unsqueeze", &[numbers, &one], vec![]);
-    let is_token = graph.node("Equal", &[&numbers, &expected], vec![]);
+    let expected = graph.add(&indexes, &one);
+    let expected = graph.unsqueeze(&expected, &one);
+    let numbers = graph.unsqueeze(numbers, &one);
+    let is_token = graph.equal(&numbers, &expected);
     let is_token = graph.cast(&is_token, data_type::FLOAT);
-    (graph.node("MatMul", &[&is_token, tokens], vec![]), indexes)
+    (graph.matmul(&is_token, tokens), indexes)
 }
 
 /// The weights and biases of two layers; the first is four times as wide.
@@ -119,6 +119,6 @@ pub fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[
 
 pub fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
     let wide = linear(graph, input, [w0, b0]);
-    let wide = graph.node("Relu", &[&wide], vec![]);
+    let wide = graph.relu(&wide);
     linear(graph, &wide, [w1, b1])
 }

@@ -15,7 +15,7 @@ use super::{
     word_scores::{self, WordLayers, listed},
 };
 use crate::{
-    onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, layers::Layers, string},
+    onnx::{GraphBuilder, Value, any, data_type, fixed, integer, layers::Layers, string},
     quantize::transpose,
 };
 use kivu::{
@@ -278,17 +278,17 @@ fn word_lstm(
     let gates = 4 * half as i64;
     let by_direction = graph.integers("by_direction", &[2, gates, -1]);
     let two_rows = graph.integers("two_rows", &[2, gates]);
-    let inputs = graph.node("Transpose", &[inputs], vec![integers("perm", &[1, 0])]);
-    let inputs = graph.node("Reshape", &[&inputs, &by_direction], vec![]);
-    let states = graph.node("Transpose", &[states], vec![integers("perm", &[0, 2, 1])]);
-    let biases = graph.node("Reshape", &[biases, &two_rows], vec![]);
+    let inputs = graph.transpose(inputs, &[1, 0]);
+    let inputs = graph.reshape(&inputs, &by_direction);
+    let states = graph.transpose(states, &[0, 2, 1]);
+    let biases = graph.reshape(biases, &two_rows);
     // The operator has separate biases for inputs and states.
-    let zeros = graph.node("Sub", &[&biases, &biases], vec![]);
-    let biases = graph.node("Concat", &[&biases, &zeros], vec![integer("axis", 1)]);
-    let one = graph.integers("one", &[1]);
+    let zeros = graph.sub(&biases, &biases);
+    let biases = graph.concat(&[&biases, &zeros], 1);
+    let one = graph.one();
     let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
     let lengths = graph.cast(&lengths, data_type::INT32);
-    let steps = graph.node("Transpose", &[vectors], vec![integers("perm", &[1, 0, 2])]);
+    let steps = graph.transpose(vectors, &[1, 0, 2]);
     let attributes = vec![
         string("direction", "bidirectional"),
         integer("hidden_size", half as i64),
@@ -298,9 +298,9 @@ fn word_lstm(
         &[&steps, &inputs, &states, &biases, &lengths],
         attributes,
     );
-    let both = graph.node("Transpose", &[&both], vec![integers("perm", &[2, 0, 1, 3])]);
+    let both = graph.transpose(&both, &[2, 0, 1, 3]);
     let joined = graph.integers("joined_directions", &[0, 0, -1]);
-    graph.node("Reshape", &[&both, &joined], vec![])
+    graph.reshape(&both, &joined)
 }
 
 /// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.

@@ -3,7 +3,7 @@
 //! All tokens that are pooled have the word number 1: their sum or mean is the text's vector.
 
 use super::word_scores::{self, divided, layer, linear, listed};
-use crate::onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers};
+use crate::onnx::{GraphBuilder, Value, data_type, integer, layers::Layers};
 use kivu::error::{Error, Result};
 
 /// Added to a vector's length before it is divided by it, as in the package `gliclass`.
@@ -51,16 +51,16 @@ impl TextHead {
         let [text, labels] = vectors.each_ref();
         let logits = match self.pairs {
             Pairs::Dot => {
-                let labels = graph.node("Transpose", &[labels], vec![integers("perm", &[0, 2, 1])]);
-                let logits = graph.node("MatMul", &[text, &labels], vec![]);
-                let last = graph.integers("last_axis", &[-1]);
-                graph.node("Unsqueeze", &[&logits, &last], vec![])
+                let labels = graph.transpose(labels, &[0, 2, 1]);
+                let logits = graph.matmul(text, &labels);
+                let last = graph.last_axis();
+                graph.unsqueeze(&logits, &last)
             }
             Pairs::Products => word_scores::logits(graph, [text, labels], listed(others)),
             Pairs::Layers => pair_logits(graph, [text, labels], listed(others)),
         };
         match self.is_normalized {
-            true => graph.node("Mul", &[&logits, own[1]], vec![]),
+            true => graph.mul(&logits, own[1]),
             false => logits,
         }
     }
@@ -110,8 +110,8 @@ impl TextHead {
                 &[&is_pooled, &one],
                 vec![integer("keepdims", 1)],
             );
-            let count = graph.node("Unsqueeze", &[&count, &two], vec![]);
-            texts = graph.node("Div", &[&texts, &count], vec![]);
+            let count = graph.unsqueeze(&count, &two);
+            texts = graph.div(&texts, &count);
         }
         let [t0, t1, t2, t3, l0, l1, l2, l3] = listed(&constants[2..]);
         [(&texts, [t0, t1, t2, t3]), (labels, [l0, l1, l2, l3])].map(|(rows, [w0, b0, w1, b1])| {
@@ -121,11 +121,11 @@ impl TextHead {
             if !self.is_normalized {
                 return rows;
             }
-            let last = graph.integers("last_axis", &[-1]);
+            let last = graph.last_axis();
             let epsilon = graph.floats("length_epsilon", &[], &[EPSILON]);
             let length = graph.node("ReduceL2", &[&rows, &last], vec![integer("keepdims", 1)]);
-            let length = graph.node("Add", &[&length, &epsilon], vec![]);
-            graph.node("Div", &[&rows, &length], vec![])
+            let length = graph.add(&length, &epsilon);
+            graph.div(&rows, &length)
         })
     }
 }
@@ -158,12 +158,12 @@ fn pair_logits(
     let [of_text, bias, of_label, m0, m1, s0, s1] = constants;
     let [one, two] = [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
     let text = linear(graph, text, [of_text, bias]);
-    let text = graph.node("Unsqueeze", &[&text, &two], vec![]);
-    let labels = graph.node("MatMul", &[labels, of_label], vec![]);
-    let labels = graph.node("Unsqueeze", &[&labels, &one], vec![]);
-    let sums = graph.node("Add", &[&text, &labels], vec![]);
-    let sums = graph.node("Relu", &[&sums], vec![]);
+    let text = graph.unsqueeze(&text, &two);
+    let labels = graph.matmul(labels, of_label);
+    let labels = graph.unsqueeze(&labels, &one);
+    let sums = graph.add(&text, &labels);
+    let sums = graph.relu(&sums);
     let middle = linear(graph, &sums, [m0, m1]);
-    let middle = graph.node("Relu", &[&middle], vec![]);
+    let middle = graph.relu(&middle);
     linear(graph, &middle, [s0, s1])
 }

@@ -71,18 +71,18 @@ pub fn logits(
     let of_words = linear(graph, &first, [w2, w3]);
     let factors = linear(graph, words, [w4, w5]);
     let first = linear(graph, labels, [l0, l1]);
-    let of_labels = graph.node("MatMul", &[&first, l2], vec![]);
+    let of_labels = graph.matmul(&first, l2);
     let label_factors = linear(graph, labels, [l3, l4]);
     let mut paired = |operator: &str, words: &Value, labels: &Value| {
-        let words = graph.node("Unsqueeze", &[words, &labels_axis], vec![]);
-        let labels = graph.node("Unsqueeze", &[labels, &words_axis], vec![]);
+        let words = graph.unsqueeze(words, &labels_axis);
+        let labels = graph.unsqueeze(labels, &words_axis);
         graph.node(operator, &[&words, &labels], vec![])
     };
     let sums = paired("Add", &of_words, &of_labels);
     let pairs = paired("Mul", &factors, &label_factors);
-    let pairs = graph.node("MatMul", &[&pairs, products], vec![]);
-    let sums = graph.node("Add", &[&pairs, &sums], vec![]);
-    let sums = graph.node("Relu", &[&sums], vec![]);
+    let pairs = graph.matmul(&pairs, products);
+    let sums = graph.add(&pairs, &sums);
+    let sums = graph.relu(&sums);
     linear(graph, &sums, [s0, s1])
 }
 
@@ -140,8 +140,8 @@ pub fn layer(
 }
 
 pub fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 2]) -> Value {
-    let product = graph.node("MatMul", &[input, weight], vec![]);
-    graph.node("Add", &[&product, bias], vec![])
+    let product = graph.matmul(input, weight);
+    graph.add(&product, bias)
 }
 
 /// A layer on several vectors of `width` values, as a matrix for each of them and the bias.

@@ -136,8 +136,8 @@ impl Layers<'_> {
         let mut values = vec![0.0; width];
         values.extend(&self.weights.take(&name, &[count, width])?.values);
         let table = self.graph.floats(&name, &[count + 1, width], &values);
-        let vector = self.graph.node("Gather", &[&table, &ids], vec![]);
-        Ok(self.graph.node("Add", &[&sum, &vector], vec![]))
+        let vector = self.graph.gather(&table, &ids);
+        Ok(self.graph.add(&sum, &vector))
     }
 
     /// Task ids, the mask for rows of `width` values with `numbers` per task, and their shape.

@@ -1,7 +1,7 @@
 //! Attention that depends on positions, with the operators of ONNX Runtime; the native engine has its own.
 
 use super::{MASKED, Rotary, Rotation};
-use crate::onnx::{GraphBuilder, Value, data_type, float, functions, integer, integers};
+use crate::onnx::{GraphBuilder, Value, data_type, float, functions, integer};
 
 /// Added to the score of a token outside the window: far below any score, but above padding's, so that their sum is
 /// finite.
@@ -82,11 +82,11 @@ pub fn attend_by_position(
 ) -> Value {
     let length = functions::length(graph, ids);
     let (zero, first, step) = (
-        graph.integers("zero", &[0]),
+        graph.zero(),
         graph.floats("zero_float", &[], &[0.0]),
         graph.floats("one_float", &[], &[1.0]),
     );
-    let count = graph.node("Squeeze", &[&length, &zero], vec![]);
+    let count = graph.squeeze(&length, &zero);
     let count = graph.cast(&count, data_type::FLOAT);
     let positions = graph.node("Range", &[&first, &count, &step], vec![]);
     let (mut queries, mut keys) = (queries.clone(), keys.clone());
@@ -120,23 +120,20 @@ fn distance_bias(
     if !has_slopes && before.is_none() && after.is_none() {
         return None;
     }
-    let (one, outer) = (
-        graph.integers("one", &[1]),
-        graph.integers("zero_one", &[0, 1]),
-    );
-    let own = graph.node("Unsqueeze", &[positions, &one], vec![]);
+    let (one, outer) = (graph.one(), graph.integers("zero_one", &[0, 1]));
+    let own = graph.unsqueeze(positions, &one);
     // Positive for tokens after the query.
-    let distances = graph.node("Sub", &[positions, &own], vec![]);
-    let distances = graph.node("Unsqueeze", &[&distances, &outer], vec![]);
+    let distances = graph.sub(positions, &own);
+    let distances = graph.unsqueeze(&distances, &outer);
     let opposite = graph.node("Neg", &[&distances], vec![]);
     let mut terms = Vec::new();
     for (limit, distances) in [(before, &opposite), (after, &distances)] {
         let Some(limit) = limit else { continue };
         let limit = graph.floats(&format!("float_{limit}"), &[], &[limit as f32]);
         let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
-        let is_far = graph.node("Greater", &[distances, &limit], vec![]);
+        let is_far = graph.greater(distances, &limit);
         let is_far = graph.cast(&is_far, data_type::FLOAT);
-        terms.push(graph.node("Mul", &[&is_far, &out_of_reach], vec![]));
+        terms.push(graph.mul(&is_far, &out_of_reach));
     }
     if has_slopes {
         let slopes: Vec<f32> = alibi_slopes(attention.heads)
@@ -144,10 +141,10 @@ fn distance_bias(
             .map(|slope| -slope)
             .collect();
         let slopes = graph.floats("alibi_slopes", &[1, attention.heads, 1, 1], &slopes);
-        let steps = graph.node("Abs", &[&distances], vec![]);
-        terms.push(graph.node("Mul", &[&steps, &slopes], vec![]));
+        let steps = graph.abs(&distances);
+        terms.push(graph.mul(&steps, &slopes));
     }
-    let add = |left: Value, right: Value| graph.node("Add", &[&left, &right], vec![]);
+    let add = |left: Value, right: Value| graph.add(&left, &right);
     terms.into_iter().reduce(add)
 }
 
@@ -178,53 +175,52 @@ fn attend_in_steps(
         &[0, 0, (heads * width) as i64],
     );
     let axes = graph.integers("score_axes", &[1, 2]);
-    let transposed = |graph: &mut GraphBuilder, value: &Value, order: &[i64]| {
-        graph.node("Transpose", &[value], vec![integers("perm", order)])
-    };
+    let transposed =
+        |graph: &mut GraphBuilder, value: &Value, order: &[i64]| graph.transpose(value, order);
     let [queries, keys, values] = [
         (queries, [0, 2, 1, 3]),
         (keys, [0, 2, 3, 1]),
         (values, [0, 2, 1, 3]),
     ]
     .map(|(value, order)| {
-        let value = graph.node("Reshape", &[value, &by_head], vec![]);
+        let value = graph.reshape(value, &by_head);
         transposed(graph, &value, &order)
     });
-    let scores = graph.node("MatMul", &[&queries, &keys], vec![]);
-    let mut scores = graph.node("Mul", &[&scores, &scale], vec![]);
+    let scores = graph.matmul(&queries, &keys);
+    let mut scores = graph.mul(&scores, &scale);
     if let Some(cap) = cap {
         let cap = graph.floats("cap", &[], &[cap]);
-        scores = graph.node("Tanh", &[&scores], vec![]);
-        scores = graph.node("Mul", &[&scores, &cap], vec![]);
+        scores = graph.tanh(&scores);
+        scores = graph.mul(&scores, &cap);
     }
     if let Some(bias) = bias {
-        scores = graph.node("Add", &[&scores, bias], vec![]);
+        scores = graph.add(&scores, bias);
     }
     let mask = graph.cast(mask, data_type::FLOAT);
-    let padding = graph.node("Sub", &[&one, &mask], vec![]);
-    let padding = graph.node("Mul", &[&padding, &masked], vec![]);
-    let padding = graph.node("Unsqueeze", &[&padding, &axes], vec![]);
-    let mut scores = graph.node("Add", &[&scores, &padding], vec![]);
+    let padding = graph.sub(&one, &mask);
+    let padding = graph.mul(&padding, &masked);
+    let padding = graph.unsqueeze(&padding, &axes);
+    let mut scores = graph.add(&scores, &padding);
     let last = || vec![integer("axis", -1)];
     if let Some(sinks) = sinks {
         let by_head = graph.integers(&format!("sinks_{heads}"), &[1, heads as i64, 1, 1]);
-        let sinks = graph.node("Reshape", &[sinks, &by_head], vec![]);
+        let sinks = graph.reshape(sinks, &by_head);
         // A column of zeros gives them the scores' other axes.
-        let first = graph.integers("zero", &[0]);
+        let first = graph.zero();
         let first = graph.node("Gather", &[&scores, &first], last());
-        let zeros = graph.node("Sub", &[&first, &first], vec![]);
-        let sinks = graph.node("Add", &[&zeros, &sinks], vec![]);
+        let zeros = graph.sub(&first, &first);
+        let sinks = graph.add(&zeros, &sinks);
         scores = graph.node("Concat", &[&scores, &sinks], last());
     }
     let mut weights = graph.node("Softmax", &[&scores], last());
     if sinks.is_some() {
         let [zero, end, axis] = [("zero", 0), ("before_last", -1), ("last_axis", -1)]
             .map(|(name, value)| graph.integers(name, &[value]));
-        weights = graph.node("Slice", &[&weights, &zero, &end, &axis], vec![]);
+        weights = graph.slice(&weights, &zero, &end, &axis);
     }
-    let context = graph.node("MatMul", &[&weights, &values], vec![]);
+    let context = graph.matmul(&weights, &values);
     let context = transposed(graph, &context, &[0, 2, 1, 3]);
-    graph.node("Reshape", &[&context, &flat], vec![])
+    graph.reshape(&context, &flat)
 }
 
 /// Keys or values with a part for each query head.
@@ -250,9 +246,9 @@ fn for_each_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value
         .map(|head| (head * key_heads / heads) as i64)
         .collect();
     let rows = graph.integers(&format!("key_heads_{heads}_{key_heads}"), &rows);
-    let tokens = graph.node("Reshape", &[tokens, &by_head], vec![]);
+    let tokens = graph.reshape(tokens, &by_head);
     let tokens = graph.node("Gather", &[&tokens, &rows], vec![integer("axis", 2)]);
-    graph.node("Reshape", &[&tokens, &flat], vec![])
+    graph.reshape(&tokens, &flat)
 }
 
 /// ALiBi slopes: powers of 2 that end at 2^-8. If the head count is not a power of 2, the slopes for the next lower

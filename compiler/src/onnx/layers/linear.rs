@@ -76,11 +76,11 @@ impl Layers<'_> {
         let weight = self.weights.take_whole(name, &[outputs, inputs])?;
         let weight = quantize::transpose(&weight.values, inputs);
         let weight = self.graph.floats(name, &shape, &weight);
-        let product = self.graph.node("MatMul", &[input, &weight], vec![]);
+        let product = self.graph.matmul(input, &weight);
         let Some(name) = bias else { return Ok(product) };
         let bias = self.weights.take_whole(name, &[outputs])?;
         let bias = self.graph.floats(name, &bias.shape, &bias.values);
-        Ok(self.graph.node("Add", &[&product, &bias], vec![]))
+        Ok(self.graph.add(&product, &bias))
     }
 
     /// Joins linear layers with the same inputs.
@@ -111,7 +111,7 @@ impl Layers<'_> {
                         self.graph
                             .function("PanelProduct", inputs, functions::panel_product)
                     }
-                    (_, weights) => self.graph.node("MatMul", &[input, &weights], vec![]),
+                    (_, weights) => self.graph.matmul(input, &weights),
                 };
                 self.add_bias(product, layer)
             }
@@ -193,19 +193,19 @@ impl Layers<'_> {
     }
 
     fn scaled_by_token(&mut self, layer: &Linear, input: &Value) -> Value {
-        let last = self.graph.integers("last_axis", &[-1]);
+        let last = self.graph.last_axis();
         // Avoids division by zero for all-zero tokens.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
-        let largest = self.graph.node("Abs", &[input], vec![]);
+        let largest = self.graph.abs(input);
         let largest = self.graph.node(
             "ReduceMax",
             &[&largest, &last],
             vec![integer("keepdims", 1)],
         );
-        let largest = self.graph.node("Max", &[&largest, &smallest], vec![]);
-        let scaled = self.graph.node("Div", &[input, &largest], vec![]);
+        let largest = self.graph.max(&largest, &smallest);
+        let scaled = self.graph.div(input, &largest);
         let product = self.by_channel(layer, &scaled, &Value::none());
-        let product = self.graph.node("Mul", &[&product, &largest], vec![]);
+        let product = self.graph.mul(&product, &largest);
         self.add_bias(product, layer)
     }
 
@@ -262,7 +262,7 @@ impl Layers<'_> {
         match &layer.bias {
             Some(_) => {
                 let bias = self.bias(layer);
-                self.graph.node("Add", &[&product, &bias], vec![])
+                self.graph.add(&product, &bias)
             }
             None => product,
         }
@@ -332,8 +332,8 @@ impl Layers<'_> {
             if columns.is_none() {
                 return storage.linear(graph, input, constants);
             }
-            let input = graph.node("Mul", &[input, factors], vec![]);
-            let input = graph.node("Add", &[&input, offsets], vec![]);
+            let input = graph.mul(input, factors);
+            let input = graph.add(&input, offsets);
             storage.linear(graph, &input, own)
         })
     }

@@ -120,7 +120,7 @@ impl<'a> Layers<'a> {
     pub fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
             let table = self.graph.floats(name, &table.shape, &table.values);
-            return self.graph.node("Gather", &[&table, ids], vec![]);
+            return self.graph.gather(&table, ids);
         }
         let rows = quantize::rows(&table.values, table.shape[1]);
         let values = self
@@ -169,12 +169,12 @@ impl<'a> Layers<'a> {
         match activation {
             Activation::Gelu => self.graph.microsoft("Gelu", &[value], vec![]),
             Activation::GeluTanh => self.graph.microsoft("FastGelu", &[value], vec![]),
-            Activation::Relu => self.graph.node("Relu", &[value], vec![]),
+            Activation::Relu => self.graph.relu(value),
             Activation::Swish => {
                 self.graph
                     .microsoft("QuickGelu", &[value], vec![float("alpha", 1.0)])
             }
-            Activation::Tanh => self.graph.node("Tanh", &[value], vec![]),
+            Activation::Tanh => self.graph.tanh(value),
         }
     }
 

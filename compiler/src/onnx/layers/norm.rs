@@ -30,9 +30,9 @@ impl Layers<'_> {
             &format!("flat_{}", heads * width),
             &[0, 0, (heads * width) as i64],
         );
-        let value = self.graph.node("Reshape", &[value, &by_head], vec![]);
+        let value = self.graph.reshape(value, &by_head);
         let value = self.normalize_rows(&value, name, width)?;
-        Ok(self.graph.node("Reshape", &[&value, &flat], vec![]))
+        Ok(self.graph.reshape(&value, &flat))
     }
 
     /// The normalization with the full name `name`, for rows with `width` values.
@@ -52,8 +52,8 @@ impl Layers<'_> {
                 let inputs = [value, &gain, &bias];
                 self.graph
                     .function("Affine", inputs, |graph, [value, gain, bias]| {
-                        let scaled = graph.node("Mul", &[value, gain], vec![]);
-                        graph.node("Add", &[&scaled, bias], vec![])
+                        let scaled = graph.mul(value, gain);
+                        graph.add(&scaled, bias)
                     })
             }
         })

@@ -206,7 +206,7 @@ impl Rotation {
         let mut frequencies = rotary.constant(graph);
         if let Scaling::Long { positions, .. } = rotary.scaling {
             let limit = graph.integers("short_length", &[positions as i64]);
-            let is_long = graph.node("Greater", &[length, &limit], vec![]);
+            let is_long = graph.greater(length, &limit);
             let row = graph.cast(&is_long, data_type::INT64);
             frequencies = graph.node("Gather", &[&frequencies, &row], vec![integer("axis", 0)]);
         }
@@ -219,11 +219,11 @@ impl Rotation {
                 .collect();
             let exponents = graph.floats("growth_exponents", &[1, exponents.len()], &exponents);
             let growth = graph.node("Pow", &[&growth, &exponents], vec![]);
-            frequencies = graph.node("Mul", &[&frequencies, &growth], vec![]);
+            frequencies = graph.mul(&frequencies, &growth);
         }
-        let one = graph.integers("one", &[1]);
-        let positions = graph.node("Unsqueeze", &[positions, &one], vec![]);
-        let angles = graph.node("Mul", &[&positions, &frequencies], vec![]);
+        let one = graph.one();
+        let positions = graph.unsqueeze(positions, &one);
+        let angles = graph.mul(&positions, &frequencies);
         let amplitude = rotary.amplitude();
         let [cosines, sines] = ["Cos", "Sin"].map(|function| {
             let values = graph.node(function, &[&angles], vec![]);
@@ -231,7 +231,7 @@ impl Rotation {
                 return values;
             }
             let amplitude = graph.floats("rotary_amplitude", &[], &[amplitude]);
-            graph.node("Mul", &[&values, &amplitude], vec![])
+            graph.mul(&values, &amplitude)
         });
         let factors = rotary
             .growth
@@ -253,14 +253,14 @@ impl Rotation {
     ) -> Value {
         let rotated = self.apply(graph, queries, heads);
         match &self.factors {
-            Some(factors) => graph.node("Mul", &[&rotated, factors], vec![]),
+            Some(factors) => graph.mul(&rotated, factors),
             None => rotated,
         }
     }
 
     /// Rotates token vectors, which consist of `heads`.
     pub fn apply(&self, graph: &mut GraphBuilder, tokens: &Value, heads: usize) -> Value {
-        let zero = graph.integers("zero", &[0]);
+        let zero = graph.zero();
         let attributes = vec![
             integer("interleaved", 0),
             integer("num_heads", heads as i64),
@@ -279,7 +279,7 @@ impl QueryGrowth {
 
     /// Factors for `length` tokens, one per row, from a column of at least as many positions.
     fn factors(self, graph: &mut GraphBuilder, [length, positions]: [&Value; 2]) -> Value {
-        let zero = graph.integers("zero", &[0]);
+        let zero = graph.zero();
         let mut constant = |name: &str, value: f32| graph.floats(name, &[], &[value]);
         let (one, slope) = (
             constant("one_float", 1.0),
@@ -304,9 +304,9 @@ fn growth(graph: &mut GraphBuilder, length: &Value, factor: f64, positions: usiz
     let slope = constant("growth_slope", factor / positions as f64);
     let offset = constant("growth_offset", factor - 1.0);
     let least = constant("growth_least", 1.0);
-    let growth = graph.node("Mul", &[&length, &slope], vec![]);
-    let growth = graph.node("Sub", &[&growth, &offset], vec![]);
-    graph.node("Max", &[&growth, &least], vec![])
+    let growth = graph.mul(&length, &slope);
+    let growth = graph.sub(&growth, &offset);
+    graph.max(&growth, &least)
 }
 
 #[cfg(test)]
