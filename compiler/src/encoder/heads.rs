@@ -223,6 +223,14 @@ impl OutputHeads {
         }
     }
 
+    /// Scores of spans, words, labels or texts.
+    pub fn spans(head: SpanHead) -> Self {
+        Self {
+            spans: Some(head),
+            ..Self::default()
+        }
+    }
+
     /// SHA-256 of weights in other files than the model's.
     pub fn sources(&self) -> impl Iterator<Item = &str> {
         let modules = match &self.dense {

@@ -4,11 +4,11 @@
 use serde_json::{Map, Value};
 
 use super::{
-    gliner_config::{DEFAULT_ENCODER, MAX_TOKENS},
+    gliner_config::{DEFAULT_ENCODER, encoder_of, weights_of},
     spans::{SPAN_LOGITS, Scored, SpanHead},
     text_scores::{Pairs, TextHead},
 };
-use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
+use crate::encoder::{config::EncoderConfig, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     plan::{Plan, opened_model::OpenedModel},
@@ -52,15 +52,7 @@ pub fn open_gliclass(plan: &Plan) -> Result<OpenedModel<'static>> {
     let config = ConfigFile::open(folder)?;
     check(&config)?;
     let mut encoder = encoder(&config, folder)?;
-    let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
-    // The label tokens were added to the encoder's own vocabulary.
-    let words = weights
-        .tensors
-        .get(&format!("{PREFIX}{}", encoder.names.words));
-    encoder.vocabulary = words
-        .and_then(|table| table.shape.first().copied())
-        .unwrap_or(encoder.vocabulary);
-    families::adapt(&mut encoder, &weights);
+    let weights = weights_of(&mut encoder, Weights::open(folder)?, PREFIX);
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
     let settings = settings(&config, folder, &encoder)?;
     let marker = {
@@ -85,17 +77,13 @@ pub fn open_gliclass(plan: &Plan) -> Result<OpenedModel<'static>> {
         marker: Some(marker),
         max_tokens: settings.max_tokens,
     };
-    let heads = OutputHeads {
-        spans: Some(head),
-        ..OutputHeads::default()
-    };
     let settings = TaskSettings::LabelScores(settings);
     source::of_parts(
         plan,
         source::Parts {
             config: encoder,
             weights,
-            heads,
+            heads: OutputHeads::spans(head),
             settings,
             tokenizer,
             labels: None,
@@ -183,20 +171,7 @@ fn encoder(config: &ConfigFile, folder: &ModelFolder) -> Result<EncoderConfig> {
             own.model_type()
         )));
     }
-    let mut encoder = families::of(&own, folder)?;
-    // The encoder's class may have a head, but this model lacks its weights.
-    encoder.head = None;
-    encoder.encoder_limits.architecture = GLICLASS.to_owned();
-    if encoder.types > 1 {
-        return Err(Error::model(format!(
-            "expected an encoder without token types in a {GLICLASS} model, but found {}",
-            encoder.types
-        )));
-    }
-    if encoder.depends_on_distances_only() {
-        encoder.encoder_limits.max_positions = encoder.encoder_limits.max_positions.max(MAX_TOKENS);
-    }
-    Ok(encoder)
+    encoder_of(&own, folder, GLICLASS)
 }
 
 fn settings(

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    gliner_config::{GLINER, LABELS_ENCODER, MAX_TOKENS, is_set, own_encoder},
+    gliner_config::{GLINER, LABELS_ENCODER, encoder_of, is_set, own_encoder, weights_of},
     label_encoder,
     spans::{SPAN_LOGITS, Scored, SpanHead},
 };
@@ -96,15 +96,7 @@ pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
         }
     };
     families::arrange(&mut encoder, &mut weights)?;
-    let weights = weights.with_prefix(PREFIX, encoder.names.words);
-    // The label tokens were added to the encoder's own vocabulary.
-    let words = weights
-        .tensors
-        .get(&format!("{PREFIX}{}", encoder.names.words));
-    encoder.vocabulary = words
-        .and_then(|table| table.shape.first().copied())
-        .unwrap_or(encoder.vocabulary);
-    families::adapt(&mut encoder, &weights);
+    let weights = weights_of(&mut encoder, weights, PREFIX);
     let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
     let (labels, label_settings) = labels.unzip();
     let settings = ZeroShotEntitiesSettings {
@@ -129,17 +121,13 @@ pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
         },
         max_tokens: settings.max_tokens,
     };
-    let heads = OutputHeads {
-        spans: Some(head),
-        ..OutputHeads::default()
-    };
     let settings = TaskSettings::ZeroShotEntities(settings);
     source::of_parts(
         plan,
         source::Parts {
             config: encoder,
             weights,
-            heads,
+            heads: OutputHeads::spans(head),
             settings,
             tokenizer,
             labels,
@@ -203,21 +191,7 @@ fn encoder(config: &ConfigFile, folder: &ModelFolder) -> Result<EncoderConfig> {
         Some(file) => file,
         None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,
     };
-    let mut encoder = families::of(&file, folder)?;
-    // The encoder's class may have a head, but this model lacks its weights.
-    encoder.head = None;
-    encoder.encoder_limits.architecture = "GLiNER".to_owned();
-    if encoder.types > 1 {
-        return Err(Error::model(format!(
-            "expected an encoder without token types, but found `{}` with {}",
-            file.model_type(),
-            encoder.types
-        )));
-    }
-    if encoder.depends_on_distances_only() {
-        encoder.encoder_limits.max_positions = encoder.encoder_limits.max_positions.max(MAX_TOKENS);
-    }
-    Ok(encoder)
+    encoder_of(&file, folder, "GLiNER")
 }
 
 /// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s tokens for labels.

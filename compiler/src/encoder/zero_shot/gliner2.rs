@@ -5,11 +5,11 @@ use kivu_engine::program::SchemaTokens;
 use serde_json::{Map, Value};
 
 use super::{
-    gliner_config::MAX_TOKENS,
+    gliner_config::{encoder_of, weights_of},
     gliner2_head::{CountedSpans, Mixing},
     spans::{SPAN_LOGITS, Scored, SpanHead},
 };
-use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
+use crate::encoder::{config::EncoderConfig, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     plan::{Plan, opened_model::OpenedModel, task::choose},
@@ -67,15 +67,7 @@ pub fn open_gliner2(plan: &Plan) -> Result<OpenedModel<'static>> {
             .iter()
             .for_each(|head| drop(weights.split_off(head)));
     }
-    let weights = weights.with_prefix(PREFIX, encoder.names.words);
-    // The tokens of schemas were added to the encoder's own vocabulary.
-    let words = weights
-        .tensors
-        .get(&format!("{PREFIX}{}", encoder.names.words));
-    encoder.vocabulary = words
-        .and_then(|table| table.shape.first().copied())
-        .unwrap_or(encoder.vocabulary);
-    families::adapt(&mut encoder, &weights);
+    let weights = weights_of(&mut encoder, weights, PREFIX);
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
     let max_tokens = max_tokens(folder, &encoder.encoder_limits)?;
     let longest = max_width(&config)?;
@@ -130,16 +122,12 @@ pub fn open_gliner2(plan: &Plan) -> Result<OpenedModel<'static>> {
             max_tokens,
         }),
     };
-    let heads = OutputHeads {
-        spans: Some(head),
-        ..OutputHeads::default()
-    };
     source::of_parts(
         plan,
         source::Parts {
             config: encoder,
             weights,
-            heads,
+            heads: OutputHeads::spans(head),
             settings,
             tokenizer,
             labels: None,
@@ -210,21 +198,7 @@ fn mixing(config: &ConfigFile) -> Result<Mixing> {
 /// Reads the encoder description.
 fn encoder(folder: &ModelFolder) -> Result<EncoderConfig> {
     let own = ConfigFile::open(&folder.inner(ENCODER_CONFIG))?;
-    let mut encoder = families::of(&own, folder)?;
-    // The encoder's class may have a head, but this model lacks its weights.
-    encoder.head = None;
-    encoder.encoder_limits.architecture = "GLiNER2".to_owned();
-    if encoder.types > 1 {
-        return Err(Error::model(format!(
-            "expected an encoder without token types in a GLiNER2 model, but found `{}` with {}",
-            own.model_type(),
-            encoder.types
-        )));
-    }
-    if encoder.depends_on_distances_only() {
-        encoder.encoder_limits.max_positions = encoder.encoder_limits.max_positions.max(MAX_TOKENS);
-    }
-    Ok(encoder)
+    encoder_of(&own, folder, "GLiNER2")
 }
 
 /// The id of a token that the package adds to the encoder's tokenizer.

@@ -1,16 +1,19 @@
-//! `gliner_config.json`: fields that describe encoders.
+//! The encoders in models that read labels, and the fields of `gliner_config.json` that describe them.
 
 use serde_json::{Map, Value};
 
-use crate::files::config::ConfigFile;
-use kivu::error::Result;
+use crate::{
+    encoder::{config::EncoderConfig, families},
+    files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
+};
+use kivu::error::{Error, Result};
 
 /// Model settings.
 pub const GLINER: &str = "gliner_config.json";
 /// Default `model_type` for encoders.
 pub const DEFAULT_ENCODER: &str = "deberta-v2";
 /// Maximum number of tokens if attention depends on distances only.
-pub const MAX_TOKENS: usize = 1024;
+const MAX_TOKENS: usize = 1024;
 /// The repository of the encoder that reads labels, in models that have one.
 pub const LABELS_ENCODER: &str = "labels_encoder";
 /// That encoder's settings.
@@ -33,4 +36,35 @@ pub fn own_encoder(config: &ConfigFile, field: &str) -> Result<Option<ConfigFile
             .or_insert_with(|| DEFAULT_ENCODER.into());
         ConfigFile::new(GLINER, fields)
     }))
+}
+
+/// The encoder in a `model` without its own class' head.
+pub fn encoder_of(file: &ConfigFile, folder: &ModelFolder, model: &str) -> Result<EncoderConfig> {
+    let mut encoder = families::of(file, folder)?;
+    // The class may have a head, but the model lacks its weights.
+    encoder.head = None;
+    encoder.encoder_limits.architecture = model.to_owned();
+    if encoder.types > 1 {
+        return Err(Error::model(format!(
+            "expected an encoder without token types in a {model} model, but found `{}` with {}",
+            file.model_type(),
+            encoder.types
+        )));
+    }
+    if encoder.depends_on_distances_only() {
+        let positions = &mut encoder.encoder_limits.max_positions;
+        *positions = MAX_TOKENS.max(*positions);
+    }
+    Ok(encoder)
+}
+
+/// The weights of an encoder, whose names have a prefix. Tokens were added to its vocabulary.
+pub fn weights_of(encoder: &mut EncoderConfig, weights: Weights, prefix: &str) -> Weights {
+    let words = encoder.names.words;
+    let weights = weights.with_prefix(prefix, words);
+    let table = weights.tensors.get(&format!("{prefix}{words}"));
+    let rows = table.and_then(|table| table.shape.first().copied());
+    encoder.vocabulary = rows.unwrap_or(encoder.vocabulary);
+    families::adapt(encoder, &weights);
+    weights
 }
