@@ -15,7 +15,7 @@ use kivu_base::regular_file;
 #[cfg(not(target_family = "wasm"))]
 #[expect(unsafe_code, reason = "a file can change while it is mapped")]
 pub fn map(path: &Path) -> Result<Bytes> {
-    let failed = || Error::io(format!("cannot map `{}`", path.display()));
+    let failed = || Error::cannot("map", path.display());
     let file = regular_file::open(path).map_err(failed())?;
     // SAFETY: the mapping is read-only and private. Another process may still write to the file: every bit pattern
     // is a valid number, no length or index is read from a mapped file, and each run fails once the file was written

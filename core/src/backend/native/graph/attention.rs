@@ -10,7 +10,7 @@ use kivu_engine::{
     rotary::{self, Lengths, MAX_POSITIONS, QueryGrowth, Rotary},
 };
 
-use super::{Meaning, Operation, Reader, float, integer, unsupported};
+use super::{Meaning, Operation, Reader, float, integer, other_inputs, unsupported};
 use kivu_base::{error::Result, onnx_proto::NodeProto};
 
 /// Attention parameters from a node.
@@ -29,7 +29,7 @@ struct Settings {
 impl<'a> Reader<'a> {
     /// ONNX Runtime's attention.
     pub fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let refuse = || other_inputs(node);
         let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else {
             return Err(refuse());
         };

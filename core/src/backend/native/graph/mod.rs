@@ -164,6 +164,17 @@ fn unsupported(what: &str) -> Error {
     .with_hint("use `engine = \"onnx\"`")
 }
 
+/// The error for a node with inputs of another number or form.
+fn other_inputs(node: &NodeProto) -> Error {
+    unsupported(&format!("the inputs of `{}`", node.name))
+}
+
+/// The inputs of a node.
+fn inputs<const COUNT: usize>(node: &NodeProto) -> Result<&[String; COUNT]> {
+    let inputs = node.input.as_slice().try_into();
+    inputs.map_err(|_| other_inputs(node))
+}
+
 /// A graph value's meaning.
 #[derive(Clone, Copy, Debug)]
 enum Meaning<'a> {
@@ -399,16 +410,11 @@ impl<'a> Reader<'a> {
                 "`{name}`, which has no vector per token"
             )));
         }
-        let out = self.value(Per::Text, width);
-        self.row(
-            Per::Text,
-            RowOperation::Pool {
-                pooling,
-                input,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(Per::Text, width, |out| RowOperation::Pool {
+            pooling,
+            input,
+            out,
+        })
     }
 
     fn require_mask(&self, node: &NodeProto, name: &str) -> Result<()> {
@@ -433,6 +439,18 @@ impl<'a> Reader<'a> {
             slot: 0,
         });
         self.values.len() - 1
+    }
+
+    /// Adds an operation that makes a value of this width.
+    fn emit(
+        &mut self,
+        per: Per,
+        width: usize,
+        operation: impl FnOnce(ValueId) -> RowOperation,
+    ) -> Result<Meaning<'a>> {
+        let out = self.value(per, width);
+        self.row(per, operation(out));
+        Ok(self.all(out))
     }
 
     fn row(&mut self, per: Per, operation: RowOperation) {

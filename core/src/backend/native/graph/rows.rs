@@ -10,7 +10,9 @@ use kivu_engine::{
     },
 };
 
-use super::{ExpertForm, Meaning, Operation, Reader, float, integer, unsupported};
+use super::{
+    ExpertForm, Meaning, Operation, Reader, float, inputs, integer, other_inputs, unsupported,
+};
 use kivu_base::{error::Result, onnx_proto::NodeProto};
 
 /// Maximum number of rows that one row is joined from, far above published models'.
@@ -31,17 +33,17 @@ impl<'a> Reader<'a> {
             Index::Position => &mut self.limits.positions,
         };
         *limit = rows.min(*limit);
-        let out = self.value(Per::Token, width);
-        self.row(Per::Token, RowOperation::Lookup { table, index, out });
-        Ok(self.all(out))
+        self.emit(Per::Token, width, |out| RowOperation::Lookup {
+            table,
+            index,
+            out,
+        })
     }
 
     /// Each token's row between its neighbours' rows, see `compiler/src/onnx/functions.rs`.
     pub fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, mask, count] = &node.input[..] else {
-            return Err(refuse());
-        };
+        let refuse = || other_inputs(node);
+        let [input, mask, count] = inputs(node)?;
         self.require_mask(node, mask)?;
         self.by_row(input)?;
         let input = self.whole(input)?;
@@ -53,24 +55,17 @@ impl<'a> Reader<'a> {
         let Some(count) = odd.filter(|_| per == Per::Token) else {
             return Err(refuse());
         };
-        let out = self.value(Per::Token, count * width);
-        self.row(
-            Per::Token,
-            RowOperation::Neighbours {
-                input,
-                before: count / 2,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(Per::Token, count * width, |out| RowOperation::Neighbours {
+            input,
+            before: count / 2,
+            out,
+        })
     }
 
     /// Each token's row is its predecessor's.
     pub fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, mask] = &node.input[..] else {
-            return Err(refuse());
-        };
+        let refuse = || other_inputs(node);
+        let [input, mask] = inputs(node)?;
         self.require_mask(node, mask)?;
         self.by_row(input)?;
         let input = self.whole(input)?;
@@ -78,24 +73,17 @@ impl<'a> Reader<'a> {
         if per != Per::Token {
             return Err(refuse());
         }
-        let out = self.value(per, width);
-        self.row(
-            per,
-            RowOperation::Neighbours {
-                input,
-                before: 1,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(per, width, |out| RowOperation::Neighbours {
+            input,
+            before: 1,
+            out,
+        })
     }
 
     /// A gated convolution, see `compiler/src/onnx/functions.rs`.
     pub fn gated_convolution(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, mask, taps, before, bias] = &node.input[..] else {
-            return Err(refuse());
-        };
+        let refuse = || other_inputs(node);
+        let [input, mask, taps, before, bias] = inputs(node)?;
         self.require_mask(node, mask)?;
         self.by_row(input)?;
         let input = self.whole(input)?;
@@ -118,16 +106,11 @@ impl<'a> Reader<'a> {
                 bias => Some(self.array(bias, width)?),
             },
         };
-        let out = self.value(per, width);
-        self.row(
-            per,
-            RowOperation::GatedConvolution {
-                input,
-                convolution,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(per, width, |out| RowOperation::GatedConvolution {
+            input,
+            convolution,
+            out,
+        })
     }
 
     pub fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
@@ -138,7 +121,7 @@ impl<'a> Reader<'a> {
                 [weights, scales, sums, bias],
                 Some([factors, offsets]),
             ),
-            _ => return Err(unsupported(&format!("the inputs of `{}`", node.name))),
+            _ => return Err(other_inputs(node)),
         };
         let input = self.whole(input)?;
         let Value {
@@ -150,9 +133,11 @@ impl<'a> Reader<'a> {
             let [factors, offsets] = [self.array(factors, groups)?, self.array(offsets, groups)?];
             layer.scaling = Some(InputScaling { factors, offsets });
         }
-        let out = self.value(per, layer.outputs);
-        self.row(per, RowOperation::Linear { input, layer, out });
-        Ok(self.all(out))
+        self.emit(per, layer.outputs, |out| RowOperation::Linear {
+            input,
+            layer,
+            out,
+        })
     }
 
     /// Weights for an int8 linear layer.
@@ -203,7 +188,7 @@ impl<'a> Reader<'a> {
 
     /// Per-output maximum of a linear layer over a text's tokens, without the layer's padding outputs.
     pub fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let refuse = || other_inputs(node);
         let [input, mask, constants @ .., width] = &node.input[..] else {
             return Err(refuse());
         };
@@ -252,9 +237,11 @@ impl<'a> Reader<'a> {
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
         let layer = self.matrix(width, weights)?;
-        let out = self.value(per, layer.outputs);
-        self.row(per, RowOperation::Dense { input, layer, out });
-        Ok(self.all(out))
+        self.emit(per, layer.outputs, |out| RowOperation::Dense {
+            input,
+            layer,
+            out,
+        })
     }
 
     /// Weights in fp32, as a matrix or in panels of 32 outputs.
@@ -299,14 +286,12 @@ impl<'a> Reader<'a> {
             return Err(unsupported(&format!("the sum with the constant `{right}`")));
         }
         let inputs = [left, self.same(right, left)?];
-        let out = self.value(per, width);
-        self.row(per, RowOperation::Add { inputs, out });
-        Ok(self.all(out))
+        self.emit(per, width, |out| RowOperation::Add { inputs, out })
     }
 
     /// Adds the product of a task's adapters and an input, see `compiler/src/onnx/functions.rs`.
     pub fn adapted(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let refuse = || other_inputs(node);
         let (inputs, down, up, shape) = match &node.input[..] {
             [base, input, tasks, up, _, shape] => ([base, input, tasks], None, up, shape),
             [base, input, tasks, up, _, shape, down] => {
@@ -355,21 +340,16 @@ impl<'a> Reader<'a> {
             up: self.array(up, size(outputs)?)?,
         };
         self.limits.types = self.limits.types.min(count + 1);
-        let out = self.value(per, outputs);
-        self.row(
-            per,
-            RowOperation::Adapt {
-                inputs: [base, input],
-                adapters,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(per, outputs, |out| RowOperation::Adapt {
+            inputs: [base, input],
+            adapters,
+            out,
+        })
     }
 
     /// A feed-forward part with experts, see `compiler/src/onnx/functions.rs`.
     pub fn chosen_experts(&mut self, node: &NodeProto, form: ExpertForm) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let refuse = || other_inputs(node);
         let [input, router, bias, shape, others @ ..] = &node.input[..] else {
             return Err(refuse());
         };
@@ -512,23 +492,18 @@ impl<'a> Reader<'a> {
                 norm.gain.len() * LANES
             )));
         }
-        let out = self.value(per, width);
-        self.row(
-            per,
-            RowOperation::Norm {
-                input,
-                residual,
-                norm,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(per, width, |out| RowOperation::Norm {
+            input,
+            residual,
+            norm,
+            out,
+        })
     }
 
     /// Rows that are split into heads, which only a per-head normalization reads, or joined again.
     pub fn heads(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let [input, shape] = &node.input[..] else {
-            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
+            return Err(other_inputs(node));
         };
         let view = self.view(input)?;
         let shape = self.integers(shape).unwrap_or_default();
@@ -557,16 +532,11 @@ impl<'a> Reader<'a> {
         }
         let Value { per, width, .. } = self.values[input];
         self.check_width(width)?;
-        let out = self.value(per, width);
-        self.row(
-            per,
-            RowOperation::Activation {
-                function,
-                input,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(per, width, |out| RowOperation::Activation {
+            function,
+            input,
+            out,
+        })
     }
 
     /// Multiplies by a number, or by a value of the same shape, or by the activated half of the same matrix.
@@ -609,9 +579,7 @@ impl<'a> Reader<'a> {
                 node.name
             ))
         };
-        let [left, right] = &node.input[..] else {
-            return Err(refuse());
-        };
+        let [left, right] = inputs(node)?;
         let (Meaning::Activated(function, activated), Meaning::Rows(other)) =
             (self.meaning(left)?, self.meaning(right)?)
         else {
@@ -628,17 +596,12 @@ impl<'a> Reader<'a> {
         }
         self.check_width(width)?;
         let per = self.values[input].per;
-        let out = self.value(per, width);
-        self.row(
-            per,
-            RowOperation::Gate {
-                function,
-                activates_second: halves[0] > 0,
-                input,
-                out,
-            },
-        );
-        Ok(self.all(out))
+        self.emit(per, width, |out| RowOperation::Gate {
+            function,
+            activates_second: halves[0] > 0,
+            input,
+            out,
+        })
     }
 
     pub fn split(&mut self, node: &'a NodeProto) -> Result<()> {

@@ -10,7 +10,7 @@ use kivu_engine::{
     },
 };
 
-use super::{Meaning, Operation, Reader, unsupported};
+use super::{Meaning, Operation, Reader, inputs, other_inputs};
 use kivu_base::{
     error::{Error, Result},
     onnx_proto::NodeProto,
@@ -25,10 +25,8 @@ const TRANSFORMER_EPSILON: f32 = 1e-5;
 impl<'a> Reader<'a> {
     /// Vectors of the tokens that begin words.
     pub fn words(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [tokens, words] = &node.input[..] else {
-            return Err(refuse());
-        };
+        let refuse = || other_inputs(node);
+        let [tokens, words] = inputs(node)?;
         self.by_row(tokens)?;
         let input = self.whole(tokens)?;
         let Value { per, width, .. } = self.values[input];
@@ -44,10 +42,8 @@ impl<'a> Reader<'a> {
 
     /// A recurrent layer; layers follow each other.
     pub fn word_lstm(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [vectors, words, gates, states, biases] = &node.input[..] else {
-            return Err(refuse());
-        };
+        let refuse = || other_inputs(node);
+        let [vectors, words, gates, states, biases] = inputs(node)?;
         let Meaning::Words {
             input: Some(input),
             layers,
@@ -200,7 +196,7 @@ impl<'a> Reader<'a> {
 
     /// The parts that all heads have, and the node's other constants.
     fn head(&self, node: &'a NodeProto) -> Result<(HeadInputs, Constants<'_, 'a>)> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let refuse = || other_inputs(node);
         let (vectors, words, marker, constants) = match &node.input[..] {
             [tokens, ids, vectors, words, marker, constants @ ..]
                 if !node.op_type.starts_with("Labelled") =>
@@ -310,7 +306,7 @@ struct Constants<'r, 'a> {
 
 impl<'a> Constants<'_, 'a> {
     fn refusal(&self) -> Error {
-        unsupported(&format!("the inputs of `{}`", self.node.name))
+        other_inputs(self.node)
     }
 
     fn next(&mut self) -> Result<&'a str> {
