@@ -2,6 +2,7 @@
 
 mod bench;
 mod choices;
+mod examples;
 mod interrupt;
 mod library;
 mod program;
@@ -24,6 +25,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 pub use self::services::{Found, Hit, Search, SearchRequest, Services};
 use self::{
+    examples::examples,
     setup::{completions, doctor, init},
     tasks::{batch, jobs, redact, run, search},
 };
@@ -35,24 +37,9 @@ use kivu::{
     telemetry,
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face Hub
-  kivu run translate-en-pt 'Good morning'    print a model's result for a text
-  kivu                                       choose a model from a list, and serve it
-  kivu search docs 'how do I roll back'      find passages of files by meaning
-  kivu models                                list the models on this machine
-  kivu ps                                    list the models of a running server
-  kivu build path/to/model --out my-model    make a bundle from a folder with weights
-  kivu doctor --fix                          install what this machine lacks
-
-Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid command line;
-3: all rows of `kivu batch` have errors; 129, 130 or 143: SIGHUP, Ctrl-C or SIGTERM stopped
-`kivu batch` or a build.";
-
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
-#[command(name = "kivu", version, after_help = EXAMPLES)]
+#[command(name = "kivu", version, after_help = examples("kivu"))]
 struct Arguments {
     /// The configuration file [default: KIVU_CONFIG, or kivu.toml if it exists]
     #[arg(long, global = true, value_name = "FILE")]

@@ -10,6 +10,7 @@ use super::{
     library::resolve::{BuildArguments, require_local, resolve},
     terminal::{print, print_aside},
 };
+use crate::examples::examples;
 use kivu::{
     backend::Engine,
     config::{Config, EngineChoice},
@@ -21,18 +22,12 @@ use kivu::{
 };
 use kivu_compiler::library::model_library;
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu triton my-model --out models                         for servers with the backend onnxruntime
-  kivu triton my-model --out models --backend python        for servers with the package onnxruntime
-  kivu triton BAAI/bge-small-en-v1.5 --out models --text    also takes texts";
-
 /// Write a bundle into a Triton model repository
 ///
 /// The repository gets a folder with the bundle's name, its configuration and version 1. Existing files are not
 /// overwritten. A model without a bundle is built for ONNX Runtime first.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("triton"))]
 pub struct Arguments {
     /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,

@@ -28,6 +28,7 @@ use super::{
     quality,
     terminal::print,
 };
+use crate::examples::examples;
 use kivu::{
     config::Config,
     error::{Error, Result},
@@ -54,19 +55,13 @@ const STARTS: usize = 5;
 const TOKENS: usize = 32;
 const TRANSLATIONS: usize = 20;
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu bench my-model
-  kivu bench my-model --baseline other       the baseline runs a bundle built with `--engine onnx`
-  kivu bench my-model --json figures.json    also writes the figures for a script";
-
 /// Measure a bundle: throughput, latency, cold start, memory and quality
 ///
 /// Starts `kivu serve` on a free local port and sends it requests. Each speed's baseline is ONNX Runtime alone, measured
 /// in the same run with the same texts. For text-generating models, the decoding speed is measured instead, without a
 /// baseline.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("bench"))]
 pub struct Arguments {
     /// A bundle, or a name as in `kivu serve`
     bundle: PathBuf,
@@ -197,7 +192,7 @@ fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     if let Some(path) = &arguments.json {
         let json = serde_json::to_vec_pretty(&figures)
             .map_err(|error| Error::model_because("cannot serialize the figures", error))?;
-        fs::write(path, json).map_err(Error::io(format!("cannot write `{}`", path.display())))?;
+        fs::write(path, json).map_err(Error::cannot("write", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -86,7 +86,7 @@ impl Server {
     pub fn start(bundle: &Path, config: &Config) -> Result<Self> {
         let absolute = |path: &Path| {
             path.canonicalize()
-                .map_err(Error::io(format!("cannot find `{}`", path.display())))
+                .map_err(Error::cannot("find", path.display()))
         };
         let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
         let bundle = absolute(bundle)?;

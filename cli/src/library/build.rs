@@ -15,6 +15,7 @@ use clap::Args;
 use self::report::Report;
 use super::resolve::{BuildArguments, load_runtime, require_local};
 use crate::{
+    examples::examples,
     interrupt::{Ended, interruptible},
     terminal::{Progress, print},
 };
@@ -34,16 +35,6 @@ use kivu_compiler::{
 };
 use kivu_jobs::Parquet;
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu build path/to/model --out my-model       a Hugging Face folder
-  kivu build path/to/model                      for `kivu serve`, which finds it by name
-  kivu build path/to/model --precision fp32     not quantized
-  kivu build path/to/export --task text-classification
-  kivu build path/to/model --json               for a script
-  kivu build BAAI/bge-small-en-v1.5             a hub repository, at its newest commit
-  kivu build models/minilm.toml --out minilm    a recipe, whose weights are downloaded";
-
 /// Build a bundle from weights: quantized, compared with fp32, ready to serve
 ///
 /// SOURCE is a recipe (models/NAME.toml, or the NAME of a built-in recipe), a Hugging Face Hub repository (ORG/NAME, or
@@ -51,7 +42,7 @@ Examples:
 /// an ONNX export from `optimum-cli export onnx`, or a Bergamot student's folder (model.….bin, lex.….bin,
 /// tokenizer.json).
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("build"))]
 pub struct Arguments {
     /// A recipe, a hub repository, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
@@ -94,7 +85,7 @@ fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<
     fs::metadata(source).map_err(|error| match error.kind() {
         ErrorKind::NotFound => resolve::unknown("a folder with a model", source)
             .with_hint("check the path or the name"),
-        _ => Error::io(format!("cannot read `{}`", source.display()))(error),
+        _ => Error::cannot("read", source.display())(error),
     })?;
     let name = match &arguments.out {
         Some(out) if source.is_dir() => name_of(out, arguments.name)?,
@@ -223,7 +214,7 @@ fn build_named(
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());
         let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
-        let built = build_into(out.clone(), name, (model, samples), &options, &tools)?;
+        let built = build_into(out.clone(), name, model, samples, &options, &tools)?;
         return print_report(&Report::new(&built, &out, config), json);
     }
     if texts.is_some() || pairs.is_some() {
@@ -276,7 +267,7 @@ fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
     }
     let source = source
         .canonicalize()
-        .map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+        .map_err(Error::cannot("read", source.display()))?;
     let name = if source.is_dir() {
         source.file_name()
     } else {

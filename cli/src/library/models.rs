@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::catalogue::{self, catalogue};
-use crate::{quality, terminal::print};
+use crate::{examples::examples, quality, terminal::print};
 use kivu::{
     config::Config,
     error::{Error, Result},
@@ -24,18 +24,12 @@ use kivu::{
 };
 use kivu_compiler::library::model_library::{ModelLibrary, size};
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu models
-  kivu models --all     also those that can be built
-  kivu models --json    for a script";
-
 /// List the models on this machine: built by name, or without `--out`
 ///
 /// With --all, the list has published models that people use most, and the recipes: `kivu serve NAME` downloads and
 /// builds one. Sizes and memory are those of int8, measured with each model's shape.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("models"))]
 pub struct Arguments {
     /// List models that can be built, instead of those on this machine
     #[arg(long)]

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use super::resolve::require_local;
+use crate::examples::examples;
 use crate::terminal::{Progress, print};
 use kivu::{
     cloud::Cloud,
@@ -13,15 +14,11 @@ use kivu::{
 };
 use kivu_compiler::library::hub::RepositoryName;
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu pull s3://bucket/models/my-model --out my-model";
-
 /// Download a bundle from S3
 ///
 /// An interrupted download is resumed.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("pull"))]
 pub struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
     #[arg(value_name = "URL", value_parser = bundle)]

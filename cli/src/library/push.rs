@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::resolve::{BuildArguments, resolve};
 use crate::{
+    examples::examples,
     interrupt::{Ended, interruptible},
     terminal::{Progress, print},
 };
@@ -19,16 +20,12 @@ use kivu::{
 /// The folder in `home` with interrupted uploads' state.
 const STATE: &str = "pushes";
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu push my-model s3://bucket/models    afterwards: kivu serve s3://bucket/models/my-model";
-
 /// Upload a bundle to S3
 ///
 /// The bundle is stored under PREFIX/NAME/DIGEST, and PREFIX/NAME/latest refers to it. Existing objects are skipped,
 /// and an interrupted upload is resumed. AWS_ENDPOINT_URL selects a store other than AWS.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("push"))]
 pub struct Arguments {
     /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,

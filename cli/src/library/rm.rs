@@ -4,6 +4,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
+use crate::examples::examples;
 use crate::terminal::print;
 use kivu::{
     config::Config,
@@ -18,17 +19,11 @@ use kivu_compiler::{
     },
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu rm minilm
-  kivu rm ./my-model                          the model that was built from this folder
-  kivu rm BAAI/bge-small-en-v1.5 --weights    also removes the downloaded files";
-
 /// Remove models from this machine
 ///
 /// `kivu models` lists the names. All of a model's bundles are removed.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("rm"))]
 pub struct Arguments {
     /// Model name
     #[arg(value_name = "NAME", required = true)]

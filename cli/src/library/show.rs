@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use serde_json::json;
 
-use crate::{quality, terminal::print};
+use crate::{examples::examples, quality, terminal::print};
 use kivu::{
     cloud::Cloud,
     config::Config,
@@ -17,14 +17,9 @@ use kivu_compiler::library::{
     resolve,
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu show minilm
-  kivu show my-model --json    the bundle's manifest for a script";
-
 /// Describe a built model: task, limits, quality, origin
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("show"))]
 pub struct Arguments {
     /// A bundle, its URL, or a built model's name as in `kivu serve`
     model: PathBuf,

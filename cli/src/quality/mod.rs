@@ -19,6 +19,7 @@ use super::{
     services::Services,
     terminal::{Progress, print},
 };
+use crate::examples::examples;
 use kivu::{
     cloud::Cloud,
     config::{Config, FleetConfig},
@@ -38,20 +39,6 @@ use kivu_compiler::{
     },
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu quality minilm                                       against fp32, on Kivu's own texts
-  kivu quality minilm --texts mine.txt                      on your texts
-  kivu quality minilm --against int8-blocks                 against another precision
-  kivu quality minilm --against other-bundle                against another bundle
-  kivu quality minilm --against peer.npy --texts mine.txt   against another program's vectors
-  kivu quality minilm --pairs judged.csv                    rank correlation, accuracy or recall@10
-  kivu quality minilm --pairs judged.csv --against fp32     beside fp32's
-  kivu quality text-language --pairs mine.csv --all --column label=language
-                                                            all precisions, labels and wrong rows
-  kivu quality zero-shot --pairs mine.csv --all --label bug --label billing
-                                                            the same for labels of your own";
-
 /// Measure a model's quality: against fp32, another bundle or another program's vectors, and on pairs
 ///
 /// FILE may be JSON Lines, CSV, TSV or Parquet, plain or compressed; texts also a `.txt` file with one per line. The
@@ -59,7 +46,7 @@ Examples:
 /// (accuracy), `question` and `passage` (recall@10), `text` and `label` (accuracy), `text` and `reference` (chrF2, exact
 /// match).
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("quality"))]
 pub struct Arguments {
     /// A bundle, or a name as in `kivu serve`; missing models are built
     model: PathBuf,

@@ -4,21 +4,16 @@ use std::{process::ExitCode, time::SystemTime};
 
 use clap::Args;
 
-use crate::{tasks::batch::listed, terminal::print};
+use crate::{examples::examples, tasks::batch::listed, terminal::print};
 use kivu::error::{Error, Result};
 use kivu_http::{Date, KeyLimits, make_limited_key};
-
-const EXAMPLES: &str = "\
-Examples:
-  kivu key alice    a key for alice, and the line for the server's `auth.keys`
-  kivu key bob --expires 2027-01-31 --models minilm,rank --per-minute 60 --per-day 5000";
 
 /// Make an API key, and the line that makes a server accept it
 ///
 /// The key is for the caller and is not stored. The line contains only its hash; add it to `auth.keys`, to
 /// `auth.keys_file` or to the secret.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("key"))]
 pub struct Arguments {
     /// The caller's name, which is logged with each request
     #[arg(value_name = "NAME", default_value = "default")]

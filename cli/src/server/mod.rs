@@ -31,6 +31,7 @@ use super::{
     server::connections::Timeouts,
     terminal::{print, print_aside},
 };
+use crate::examples::examples;
 use kivu::{
     backend::MappedFiles,
     cloud::Cloud,
@@ -52,15 +53,6 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 /// Interval for checking mapped files for changes.
 const FILE_CHECK: Duration = Duration::from_millis(500);
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu serve BAAI/bge-small-en-v1.5             a model from the Hugging Face Hub
-  kivu serve my-model                           a bundle, or a folder with weights
-  kivu serve bundles --port 9000                all bundles in a folder, on another port
-  kivu serve minilm                             a built-in recipe, or a model by its name
-  kivu serve search=BAAI/bge-small-en-v1.5      a model with another name in requests
-  kivu serve                                    all models in kivu.toml, or on this machine";
-
 /// Serve models over HTTP
 ///
 /// Each MODEL is a Hugging Face Hub repository, as ORG/NAME or ORG/NAME@REVISION, a built-in recipe, a folder with
@@ -68,7 +60,7 @@ Examples:
 /// s3://BUCKET/PREFIX/NAME[/DIGEST]. Models that are not bundles are built at the first start and kept. The default is
 /// the models in kivu.toml, or else all bundles that were built without `--out`.
 #[derive(Debug, Default, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("serve"))]
 pub struct Arguments {
     /// A hub repository, a recipe, a bundle, a folder of bundles, or a bundle's URL; also as NAME=MODEL, with the name in
     /// requests

@@ -12,7 +12,7 @@ use http::{Request, StatusCode, Uri, header::AUTHORIZATION};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde::{Deserialize, Serialize};
 
-use crate::{library::models::age, terminal::print};
+use crate::{examples::examples, library::models::age, terminal::print};
 use kivu::{
     address::{shown, without_user},
     config::Config,
@@ -22,15 +22,9 @@ use kivu::{
 /// How long the server may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu ps                               the server at kivu.toml's address, or at port 8080
-  kivu ps --url http://127.0.0.1:9000   another server
-  kivu ps --json                        for a script";
-
 /// List a running server's models: state, memory and last use
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("ps"))]
 pub struct Arguments {
     /// The server's URL [default: kivu.toml's address and prefix]
     #[arg(long)]

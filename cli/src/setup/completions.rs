@@ -5,19 +5,13 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
+use crate::examples::examples;
 use crate::terminal::print;
 use kivu::error::Result;
 
-const EXAMPLES: &str = "\
-Examples:
-  source <(kivu completions bash)                                     for this shell only
-  kivu completions bash > ~/.local/share/bash-completion/completions/kivu
-  kivu completions zsh > ~/.zfunc/_kivu                               with ~/.zfunc in fpath
-  kivu completions fish > ~/.config/fish/completions/kivu.fish";
-
 /// Print a script that completes commands and options in a shell
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("completions"))]
 pub struct Arguments {
     /// The shell
     shell: Shell,

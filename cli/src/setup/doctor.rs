@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::examples::examples;
 use crate::terminal::{Progress, print};
 use kivu::{
     backend::{native, processor::Int8Instructions},
@@ -21,17 +22,11 @@ use kivu::{
 };
 use kivu_compiler::library::onnx_runtime::Library;
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu doctor          list what is installed and what is missing
-  kivu doctor --fix    install ONNX Runtime, if it is missing
-  kivu doctor --json   the list for a script: {\"ready\": …, \"findings\": [{\"state\", \"about\"}]}";
-
 /// Report what this machine lacks, and how to install it
 ///
 /// The exit code is 1 if ONNX Runtime is missing: models that the native engine does not run need it, and their builds.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("doctor"))]
 pub struct Arguments {
     /// Install what is missing, if Kivu can
     #[arg(long)]

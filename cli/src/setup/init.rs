@@ -9,16 +9,11 @@ use std::{
 
 use clap::Args;
 
-use crate::{library::resolve::require_local, terminal::print};
+use crate::{examples::examples, library::resolve::require_local, terminal::print};
 use kivu::{
     config,
     error::{Error, Result},
 };
-
-const EXAMPLES: &str = "\
-Examples:
-  kivu init
-  kivu init minilm BAAI/bge-small-en-v1.5    a file that serves these models";
 
 const TEMPLATE: &str = include_str!("kivu.toml");
 /// The line with `models` in the template.
@@ -26,7 +21,7 @@ const MODELS: &str = "#MODELS#";
 
 /// Write a configuration file with every key, its default and its meaning
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("init"))]
 pub struct Arguments {
     /// Models to serve, named as in `kivu serve`
     #[arg(value_name = "MODEL")]

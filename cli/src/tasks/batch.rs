@@ -16,6 +16,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::task_options::{GivenOptions, argument};
 use crate::{
+    examples::examples,
     interrupt::{self, Signals, interruptible},
     library::resolve::{BuildArguments, open},
     services::Services,
@@ -36,16 +37,6 @@ use kivu_jobs::{
     Status,
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu batch reviews.csv answers.csv --model my-model
-  kivu batch texts.jsonl.gz labels.jsonl.gz --model zero-shot --labels sport,cooking
-  kivu batch s3://bucket/in/a.parquet s3://bucket/out/a.parquet --model my-model
-  zcat texts.jsonl.gz | kivu batch - - --model my-model > answers.jsonl
-  kivu batch docs.csv 'postgres://host/db?table=docs' --id key --metadata title,url --model my-model
-
-Run the same command again to resume a stopped job.";
-
 /// Path for standard input or output.
 pub const STANDARD: &str = "-";
 /// The exit code if the output is complete, but every row has an error.
@@ -58,7 +49,7 @@ const ONLY_ERRORS: u8 = 3;
 /// the URL of a vector database or index, which stores the vectors by the rows' ids: PostgreSQL, OpenSearch or S3
 /// Vectors. Rows that it does not store are written to a file.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("batch"))]
 pub struct Arguments {
     /// A file, s3://BUCKET/KEY, or `-` for standard input
     input: PathBuf,

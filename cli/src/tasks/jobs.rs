@@ -8,6 +8,7 @@ use std::{
 use clap::Args;
 
 use crate::{
+    examples::examples,
     library::models::age,
     terminal::{print, print_aside},
 };
@@ -18,18 +19,12 @@ use kivu::{
 };
 use kivu_jobs::{JobState, ListedJob, list};
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu jobs s3://bucket/out/          all jobs whose outputs are there
-  kivu jobs s3://bucket/out/2027-01   those with this beginning
-  kivu jobs s3://bucket/ --json       for a script";
-
 /// List jobs with outputs in S3: running, waiting, stale, failed and finished ones
 ///
 /// A running job publishes its progress as often as it is saved; a job whose progress is late is stale: its process has
 /// probably died, and the next run continues it.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("jobs"))]
 pub struct Arguments {
     /// Where the outputs are, as s3://BUCKET/PREFIX
     #[arg(value_name = "URL")]

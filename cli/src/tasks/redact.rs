@@ -15,6 +15,7 @@ use tokio::runtime::Runtime;
 use super::batch::{STANDARD, listed, model_threads, require_options_of};
 use crate::{
     choices::choice,
+    examples::examples,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
     services::Services,
@@ -45,18 +46,6 @@ use kivu_jobs::{
     rewrite::{Replace, entity_finder, rewrite},
 };
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu redact tickets.csv shared.csv --columns ticket
-  kivu redact tickets.csv shared.csv --columns ticket --model openai/privacy-filter
-  kivu redact mail.txt shared.txt --style number --mapping mail.secret.json
-  KIVU_REDACT_KEY=$(cat key) kivu redact tickets.csv shared.csv --columns ticket --style encrypt";
-
-const RESTORE_EXAMPLES: &str = "\
-Examples:
-  kivu restore shared.txt mail.txt --mapping mail.secret.json
-  kivu restore answer.txt answer-with-names.txt --mapping mail.secret.json --edited=shared.txt";
-
 /// What the name of a file ends in until it is complete.
 const PARTIAL: &str = ".kivu-partial";
 /// Permissions of a file, which the user's mask restricts.
@@ -82,7 +71,7 @@ struct Files {
 ///
 /// The columns keep their names, and no originals. Patterns find only what has a written form: names need a model.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("redact"))]
 pub struct Arguments {
     #[command(flatten)]
     files: Files,
@@ -109,7 +98,7 @@ pub struct Arguments {
 ///
 /// Placeholders that are unknown stay, and are counted.
 #[derive(Debug, Args)]
-#[command(after_help = RESTORE_EXAMPLES)]
+#[command(after_help = examples("restore"))]
 pub struct RestoreArguments {
     #[command(flatten)]
     files: Files,
@@ -348,8 +337,7 @@ fn name(path: &Path) -> Option<String> {
 
 /// Reads a mapping, and checks that it is the one of the file `redacted`.
 fn read_mapping(path: &Path, redacted: Option<&PathBuf>, is_edited: bool) -> Result<MappingFile> {
-    let text = regular_file::read_to_string(path)
-        .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    let text = regular_file::read_to_string(path).map_err(Error::cannot("read", path.display()))?;
     // The parser's message may contain an original.
     let found: MappingFile = serde_json::from_str(&text).map_err(|_| {
         Error::config(format!(
@@ -406,7 +394,7 @@ impl Files {
             let mut text = String::new();
             regular_file::open(input)
                 .and_then(|mut file| file.read_to_string(&mut text))
-                .map_err(Error::io(format!("cannot read `{}`", input.display())))?;
+                .map_err(Error::cannot("read", input.display()))?;
             output.write(replace(vec![text])?.concat().as_bytes())?;
         }
         output.sync()?;
@@ -460,9 +448,7 @@ impl NewFile {
         };
         if fs::symlink_metadata(path).is_ok() {
             let exists = io::ErrorKind::AlreadyExists.into();
-            return Err(Error::io(format!("cannot create `{}`", path.display()))(
-                exists,
-            ));
+            return Err(Error::cannot("create", path.display())(exists));
         }
         let partial = path.with_file_name(format!("{name}{PARTIAL}"));
         let file = OpenOptions::new()
@@ -470,7 +456,7 @@ impl NewFile {
             .create_new(true)
             .mode(mode)
             .open(&partial)
-            .map_err(Error::io(format!("cannot create `{}`", partial.display())))?;
+            .map_err(Error::cannot("create", partial.display()))?;
         Ok(Self {
             path: path.to_owned(),
             partial,
@@ -481,20 +467,18 @@ impl NewFile {
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
-        written.map_err(Error::io(format!("cannot write `{}`", self.path.display())))
+        written.map_err(Error::cannot("write", self.path.display()))
     }
 
     fn sync(&self) -> Result<()> {
         let synced = self.file.sync_all();
-        synced.map_err(Error::io(format!("cannot write `{}`", self.path.display())))
+        synced.map_err(Error::cannot("write", self.path.display()))
     }
 
     /// Gives the file its name, unless another one has got it since.
     fn keep(mut self) -> Result<()> {
-        rename_new(&self.partial, &self.path).map_err(Error::io(format!(
-            "cannot create `{}`",
-            self.path.display()
-        )))?;
+        rename_new(&self.partial, &self.path)
+            .map_err(Error::cannot("create", self.path.display()))?;
         self.is_kept = true;
         Ok(())
     }

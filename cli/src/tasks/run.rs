@@ -13,6 +13,7 @@ use super::{
     task_options::GivenOptions,
 };
 use crate::{
+    examples::examples,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
     terminal::{print, print_aside},
@@ -24,13 +25,6 @@ use kivu::{
     model::Pipeline,
 };
 use kivu_jobs::{Prediction, Predictions, TextPredictor};
-
-const EXAMPLES: &str = "\
-Examples:
-  kivu run minilm \"What is deep learning?\"
-  kivu run zero-shot \"The app crashes\" --labels bug,billing
-  kivu run rank hen car --query egg
-  kivu run translate-en-pt < sentences.txt";
 
 /// Lines from a file or a pipe that run together.
 const LINES_PER_RUN: usize = 256;
@@ -45,7 +39,7 @@ const MAX_LINE_BYTES: usize = 16 << 20;
 /// all other results, and with `--json` all results, are JSON objects, one line for each text. A text that fails has a
 /// line with its error, and the exit code is 1.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("run"))]
 pub struct Arguments {
     /// A model in kivu.toml, or a name as in `kivu serve`; missing models are built
     model: String,

@@ -5,6 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use crate::{
+    examples::examples,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
     services::{Search, SearchRequest, Services},
@@ -18,12 +19,6 @@ use kivu::{
 };
 use kivu_compiler::library::model_library::ModelLibrary;
 
-const EXAMPLES: &str = "\
-Examples:
-  kivu search docs 'how do I roll back a deployment'
-  kivu search src tests 'where are passwords checked' --top 10
-  kivu search notes.md 'ideas for presents' --json    for a script";
-
 /// Search text files by meaning
 ///
 /// Embeds the passages of text, Markdown, HTML and code files, and prints those that are nearest to QUESTION, the best
@@ -31,7 +26,7 @@ Examples:
 /// embedded again; it is a Parquet file, which `--json` names, for programs such as DuckDB. Files that `.gitignore`
 /// names, hidden files and files without text are left out.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples("search"))]
 pub struct Arguments {
     /// Files and folders
     #[arg(value_name = "PATH", required = true)]
@@ -68,7 +63,7 @@ fn check(arguments: &Arguments) -> Result<()> {
     }
     for path in &arguments.paths {
         fs::metadata(path).map_err(|error| {
-            let error = Error::io(format!("cannot read `{}`", path.display()))(error);
+            let error = Error::cannot("read", path.display())(error);
             match arguments.paths.len() {
                 1 => error,
                 _ => error.with_hint("put quotes around a question of several words"),

@@ -50,11 +50,9 @@ fn options(in_files: bool) -> impl Iterator<Item = (&'static JobOption, String)>
 }
 
 /// An option for clap's help and messages.
-fn argument_for((option, description): (&JobOption, String)) -> Arg {
+fn argument_for(option: &JobOption, description: &str) -> Arg {
     let long = argument(option.name);
-    let given = Arg::new(option.name)
-        .long(long)
-        .help(one_line(&description));
+    let given = Arg::new(option.name).long(long).help(one_line(description));
     match option.form {
         OptionForm::Flag => {
             let value = if long == option.name { "true" } else { "false" };
@@ -77,7 +75,7 @@ impl<const IN_FILES: bool> Args for GivenOptions<IN_FILES> {
         let label = Arg::new(LABEL).long(LABEL).value_name("LABEL");
         let label = label.help("A label, which may contain commas; repeatable");
         command
-            .args(options(IN_FILES).map(argument_for))
+            .args(options(IN_FILES).map(|(option, description)| argument_for(option, &description)))
             .arg(label.action(ArgAction::Append))
     }
 

@@ -303,7 +303,7 @@ impl<'a> Model<'a> {
                     self.form(precision),
                     WeightForm::NativeInt8 | WeightForm::NativeBlocks
                 ) {
-                    let fitting = self.fit((parts, precision), &mut graphs, &mut encoder)?;
+                    let fitting = self.fit(parts, precision, &mut graphs, &mut encoder)?;
                     storage = format!("{storage}; {fitting}");
                 }
                 if let Some(own) = &self.pairs {
@@ -414,7 +414,8 @@ impl<'a> Model<'a> {
     /// better. Returns its description.
     fn fit(
         &mut self,
-        (parts, precision): (EncoderParts<'_>, Precision),
+        parts: EncoderParts<'_>,
+        precision: Precision,
         graphs: &mut WrittenGraphs,
         encoder: &mut MeasuredEncoder,
     ) -> Result<String> {
@@ -424,7 +425,7 @@ impl<'a> Model<'a> {
                 "not fitted to sample texts, with less than {MIN_PRODUCTS} products a token"
             ));
         }
-        let calibration = Calibration::record((model, precision), |backend| {
+        let calibration = Calibration::record(model, precision, |backend| {
             ServedEncoder::with_backend(parts, folder, Engine::Native, backend)?
                 .run(CALIBRATION_TEXTS)
         })?;

@@ -59,7 +59,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         config.head = None;
     }
     if let Some(folder) = &plan.adapter {
-        merge(folder, &mut config, (&mut weights, prefix))?;
+        merge(folder, &mut config, &mut weights, prefix)?;
     }
     if let Some((settings, heads)) = listwise::open(plan, &config, &weights)? {
         let settings = TaskSettings::Listwise(settings);
@@ -94,7 +94,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     within_types(&tokenizer, config.types, reads_pairs)?;
     let scores = match modules {
         Some(modules) => Some(head_of_modules(plan, &config.encoder_limits, modules)?),
-        None => decoder::head(plan, &mut config, &mut weights, (&tokenizer, LOGITS))?,
+        None => decoder::head(plan, &mut config, &mut weights, &tokenizer, LOGITS)?,
     };
     let encoder_limits = &config.encoder_limits;
     let mut files = Vec::new();
@@ -158,7 +158,8 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
 fn merge(
     folder: &Path,
     config: &mut EncoderConfig,
-    (weights, prefix): (&mut Weights, &'static str),
+    weights: &mut Weights,
+    prefix: &'static str,
 ) -> Result<()> {
     let adapter = Adapter::open(folder)?;
     let [dense, dense_norm] = [
@@ -198,8 +199,10 @@ fn merge(
 pub fn source_of_layers(
     plan: &Plan,
     file: &ConfigFile,
-    (weights, head): (Weights, Option<Head>),
-    (settings, tokenizer): (&TaskSettings, &[u8]),
+    weights: Weights,
+    head: Option<Head>,
+    settings: &TaskSettings,
+    tokenizer: &[u8],
 ) -> Result<OpenedModel<'static>> {
     let mut config = families::of(file, &plan.folder)?;
     let mut heads = OutputHeads::default();

@@ -67,20 +67,20 @@ pub fn open(
     match layout(folder)? {
         Layout::Sparse(module) => {
             let settings = text_settings(folder, None, max_tokens(folder, encoder_limits)?)?;
-            sparse((config, weights), settings, Some(&module))
+            sparse(config, weights, settings, Some(&module))
         }
         Layout::LateInteraction(files) => {
             late_interaction(folder, config, *files, &Tokenizer::from_json(tokenizer)?)
         }
         Layout::None if is_stanfords && weights.has(PROJECTION) => {
-            stanfords(folder, (config, weights), &Tokenizer::from_json(tokenizer)?)
+            stanfords(folder, config, weights, &Tokenizer::from_json(tokenizer)?)
         }
         Layout::None
             if encoder_limits.architecture.ends_with(MASKED)
                 && (is_sparse || has_tag(folder, &SPARSE)) =>
         {
             let settings = text_settings(folder, None, max_tokens(folder, encoder_limits)?)?;
-            sparse((config, weights), settings, None)
+            sparse(config, weights, settings, None)
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, encoder_limits)?;
@@ -90,7 +90,8 @@ pub fn open(
                 add_heads(
                     folder,
                     config,
-                    (&mut settings, &mut heads),
+                    &mut settings,
+                    &mut heads,
                     &Tokenizer::from_json(tokenizer)?,
                 )?;
             } else if has_pooling(folder) && encoder_limits.architecture == GTE {
@@ -146,7 +147,8 @@ fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
 
 /// SPLADE. `module` is its pooling's folder.
 fn sparse(
-    (config, weights): (&EncoderConfig, &mut Weights),
+    config: &EncoderConfig,
+    weights: &mut Weights,
     mut settings: EmbeddingSettings,
     module: Option<&ModelFolder>,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
@@ -276,7 +278,8 @@ fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSetting
 fn add_heads(
     folder: &ModelFolder,
     config: &EncoderConfig,
-    (settings, heads): (&mut EmbeddingSettings, &mut OutputHeads),
+    settings: &mut EmbeddingSettings,
+    heads: &mut OutputHeads,
     tokenizer: &Tokenizer,
 ) -> Result<()> {
     let hidden = config.encoder_limits.hidden;
@@ -392,7 +395,8 @@ fn role_settings(
 /// Stanford's ColBERT.
 fn stanfords(
     folder: &ModelFolder,
-    (config, weights): (&EncoderConfig, &Weights),
+    config: &EncoderConfig,
+    weights: &Weights,
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let file = ConfigFile::open_or_empty(folder, ARTIFACT)?;

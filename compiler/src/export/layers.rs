@@ -73,7 +73,7 @@ pub fn read(build: Build<'_>, export: Export<'_>) -> Result<OpenedModel<'static>
     };
     let graph = model.graph.as_ref();
     let weights = weights(graph.unwrap_or(&GraphProto::default()));
-    let source = source_of_layers(plan, config, (weights, head), (settings, tokenizer))?;
+    let source = source_of_layers(plan, config, weights, head, settings, tokenizer)?;
     if source.engine != Engine::Native {
         return Err(Error::model("the native engine does not run the layers"));
     }

@@ -18,19 +18,13 @@ use kivu::{
 /// Reads a settings file or a vocabulary, whose size is limited.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let bytes = regular_file::read_text(path);
-    check_contents(
-        path,
-        bytes.map_err(Error::io(format!("cannot read `{}`", path.display())))?,
-    )
+    check_contents(path, bytes.map_err(Error::cannot("read", path.display()))?)
 }
 
 /// Reads a file with weights.
 pub fn read_weights(path: &Path) -> Result<Vec<u8>> {
     let bytes = regular_file::read(path);
-    check_contents(
-        path,
-        bytes.map_err(Error::io(format!("cannot read `{}`", path.display())))?,
-    )
+    check_contents(path, bytes.map_err(Error::cannot("read", path.display()))?)
 }
 
 /// Refuses what stands in place of the file at `path`.
@@ -98,16 +92,16 @@ pub fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::write(path, bytes).map_err(Error::io(format!("cannot write `{}`", path.display())))
+    fs::write(path, bytes).map_err(Error::cannot("write", path.display()))
 }
 
 /// Moves a file; replaces the one at `to`.
 pub fn rename(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
+    fs::rename(from, to).map_err(Error::cannot("write", to.display()))
 }
 
 pub fn create_folder(path: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(path).map_err(Error::io(format!("cannot create `{}`", path.display())))?;
+    fs::create_dir_all(path).map_err(Error::cannot("create", path.display()))?;
     Ok(path.to_owned())
 }
 
@@ -118,8 +112,7 @@ pub fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
             fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
         entries.collect::<io::Result<Vec<_>>>()
     };
-    let mut entries =
-        entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
+    let mut entries = entries().map_err(Error::cannot("read", folder.display()))?;
     entries.sort_by(|left, right| left.0.cmp(&right.0));
     Ok(entries)
 }

@@ -246,7 +246,7 @@ impl Walk<'_> {
             return compared.map_or(Ok(()), |code| {
                 let mut files = files.iter();
                 files.try_for_each(|file| {
-                    self.known_file(folder, ("auto_map", &format!("{file}.py")), &code.known)
+                    self.known_file(folder, "auto_map", &format!("{file}.py"), &code.known)
                 })
             });
         }
@@ -271,7 +271,8 @@ impl Walk<'_> {
     fn known_file(
         &mut self,
         folder: &ModelFolder,
-        (key, file): (&str, &str),
+        key: &str,
+        file: &str,
         known: &[impl AsRef<str>],
     ) -> Result<()> {
         let found = read_if_exists(&folder.join(file))?.map(|code| hex(&Sha256::digest(&code)));
@@ -388,7 +389,7 @@ impl Walk<'_> {
             self.check(module_list::MODULES.to_owned(), fields, &["modules.entry"])?;
             self.module(&module.folder(root)?, &module)?;
             if module.class() == QUANTIZER {
-                self.known_file(root, ("type", QUANTIZER_FILE), &QUANTIZERS)?;
+                self.known_file(root, "type", QUANTIZER_FILE, &QUANTIZERS)?;
             }
         }
         for module in module_list::routed(root)? {

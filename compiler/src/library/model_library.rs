@@ -298,8 +298,7 @@ impl ModelLibrary {
         } else {
             // A damaged bundle in this folder is one of Kivu's own.
             if out.is_dir() && Destination::new(&out).is_err() {
-                fs::remove_dir_all(&out)
-                    .map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
+                fs::remove_dir_all(&out).map_err(Error::cannot("remove", out.display()))?;
             }
             let request = Request {
                 is_for_comparison: self.are_for_comparison,
@@ -385,8 +384,7 @@ impl ModelLibrary {
                     .fold(0, |sum, (_, path)| {
                         sum + Bundle::open(&path).map_or(0, |bundle| size(bundle.manifest()))
                     });
-                fs::remove_dir_all(&folder)
-                    .map_err(Error::io(format!("cannot remove `{}`", folder.display())))?;
+                fs::remove_dir_all(&folder).map_err(Error::cannot("remove", folder.display()))?;
                 *removed.get_or_insert(0) += bytes;
             }
         }
@@ -516,7 +514,8 @@ impl Prepared {
 pub fn build_into<P: Progress>(
     out: PathBuf,
     name: Option<String>,
-    (model, samples): (&NamedModel, Samples),
+    model: &NamedModel,
+    samples: Samples,
     options: &Options,
     tools: &Tools<'_, P>,
 ) -> Result<Built> {
@@ -560,7 +559,7 @@ fn lock_file(folder: &Path) -> Result<File> {
 }
 
 fn cannot_lock(folder: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    Error::io(format!("cannot lock `{}`", folder.display()))
+    Error::cannot("lock", folder.display())
 }
 
 /// Waits until no other process builds the model.

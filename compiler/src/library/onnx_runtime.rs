@@ -107,8 +107,7 @@ impl Library {
         let unpacked = pip::package(&package, home, progress, check)?;
         let (source, folder) = (library(&unpacked), home.join(FOLDER));
         let unpacked = unpacked.join("onnxruntime");
-        fs::create_dir_all(&folder)
-            .map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+        fs::create_dir_all(&folder).map_err(Error::cannot("create", folder.display()))?;
         // Anyone who distributes the library, as `make package` does, has to include its licences.
         copy(&unpacked.join("LICENSE"), &folder.join("LICENSE.txt"))?;
         copy(
@@ -121,7 +120,7 @@ impl Library {
 
 /// Copies a file atomically; `target` is never partial.
 fn copy(source: &Path, target: &Path) -> Result<()> {
-    let failed = || Error::io(format!("cannot write `{}`", target.display()));
+    let failed = || Error::cannot("write", target.display());
     let partial =
         NamedTempFile::new_in(target.parent().unwrap_or(Path::new("."))).map_err(failed())?;
     regular_file::copy(source, partial.path()).map_err(failed())?;

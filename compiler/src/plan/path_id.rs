@@ -47,7 +47,7 @@ pub fn path_id(path: &Path) -> Result<String> {
             }
             // Links are followed; a dangling link is part of the folder, too.
             let found = fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path));
-            let found = found.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+            let found = found.map_err(Error::cannot("read", path.display()))?;
             hash.update(path.as_os_str().as_encoded_bytes());
             if !found.is_dir() {
                 hash.update(format!("\0{:?}\0", version(&found)));
@@ -75,7 +75,7 @@ fn version(found: &fs::Metadata) -> [i64; 7] {
 }
 
 pub fn canonical(path: &Path) -> Result<PathBuf> {
-    fs::canonicalize(path).map_err(Error::io(format!("cannot find `{}`", path.display())))
+    fs::canonicalize(path).map_err(Error::cannot("find", path.display()))
 }
 
 #[cfg(test)]

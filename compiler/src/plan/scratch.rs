@@ -55,10 +55,7 @@ impl Scratch {
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
             .tempdir_in(parent)
-            .map_err(Error::io(format!(
-                "cannot create a folder in `{}`",
-                parent.display()
-            )))?;
+            .map_err(Error::cannot("create a folder in", parent.display()))?;
         let path = folder.path().to_owned();
         resources.folders.push(path.clone());
         // Without a lock, the folder is not removed if this build is killed.

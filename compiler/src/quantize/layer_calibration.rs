@@ -87,7 +87,8 @@ struct Observed {
 impl Calibration {
     /// Records the runs that `serve` makes on a backend with a model's graph.
     pub fn record(
-        (model, precision): (NativeModel, Precision),
+        model: NativeModel,
+        precision: Precision,
         serve: impl FnOnce(Arc<dyn EncoderBackend>) -> Result<()>,
     ) -> Result<Self> {
         let model = Arc::new(model);

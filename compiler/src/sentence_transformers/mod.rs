@@ -530,7 +530,7 @@ pub fn max_tokens(folder: &ModelFolder, encoder_limits: &EncoderLimits) -> Resul
     }
     let stated = of_tokenizer.map(|length| length as usize);
     if let Some(found) = transformer.get(LENGTH)? {
-        return within_positions(folder, encoder_limits, (LENGTH, found, 2));
+        return within_positions(folder, encoder_limits, LENGTH, found, 2);
     }
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
     // sentence-transformers does not see the positions inside of `text_config`.
@@ -560,7 +560,7 @@ pub fn max_tokens_of_roles(
         // The special tokens and the marker.
         let least = 2 + usize::from(role.marker.is_some());
         *limit = match role.max_tokens {
-            Some(found) => within_positions(folder, encoder_limits, (length, found, least))?,
+            Some(found) => within_positions(folder, encoder_limits, length, found, least)?,
             None => max_tokens(folder, encoder_limits)?,
         };
         role.max_tokens = Some(*limit);
@@ -590,7 +590,9 @@ fn check_case(transformer: &ConfigFile) -> Result<()> {
 fn within_positions(
     folder: &ModelFolder,
     encoder_limits: &EncoderLimits,
-    (name, found, least): (&str, usize, usize),
+    name: &str,
+    found: usize,
+    least: usize,
 ) -> Result<usize> {
     if found < least {
         return Err(Error::model(format!(

@@ -74,7 +74,8 @@ impl TextPredictor {
         write_line(
             &mut line,
             b"{}",
-            (&self.columns, &Ok(answer)),
+            &self.columns,
+            &Ok(answer),
             &mut BTreeSet::new(),
         )
         .map_err(Error::io("cannot write a result"))?;

@@ -440,8 +440,12 @@ impl Job {
         columns: Columns,
     ) -> Result<Table> {
         let gauge = BytesRead::default();
-        let (form, note) =
-            OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
+        let (form, note) = OutputForm::of(
+            &self.output.to_string(),
+            &self.input.to_string(),
+            format.0,
+            format.1,
+        )?;
         let reader = match format {
             (Format::Text, packed) => Box::new(TextReader::new(
                 input.unpacked(packed, &gauge)?,

@@ -18,19 +18,16 @@ pub fn lookup(path: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io(format!("cannot access `{}`", path.display()))(
-            error,
-        )),
+        Err(error) => Err(Error::cannot("access", path.display())(error)),
     }
 }
 
 /// Removes a file, if it exists.
 pub fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(format!(
-            "cannot remove `{}`",
-            path.display()
-        ))(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::cannot("remove", path.display())(error))
+        }
         _ => Ok(()),
     }
 }
@@ -53,6 +50,6 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 pub fn digest(path: &Path) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     let hashed = regular_file::open(path).and_then(|file| hasher.update_reader(file).map(drop));
-    hashed.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    hashed.map_err(Error::cannot("read", path.display()))?;
     Ok(hasher.finalize().to_hex().to_string())
 }

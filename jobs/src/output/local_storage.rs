@@ -83,8 +83,7 @@ pub fn claim(
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder {
-        fs::create_dir_all(folder)
-            .map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+        fs::create_dir_all(folder).map_err(Error::cannot("create", folder.display()))?;
     }
     let begin = |replaces| State {
         is_resumable,

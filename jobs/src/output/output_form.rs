@@ -27,7 +27,8 @@ impl OutputForm {
     pub fn of(
         output: &str,
         input: &str,
-        (format, compression): (Format, Compression),
+        format: Format,
+        compression: Compression,
     ) -> Result<(Self, Option<String>)> {
         let (output, input) = (NamedForm::of(output), NamedForm::of(input));
         let is_text = format == Format::Text;
@@ -96,7 +97,7 @@ mod tests {
         format: Format,
         compression: Compression,
     ) -> Result<OutputForm> {
-        OutputForm::of(output, input, (format, compression)).map(|(form, _)| form)
+        OutputForm::of(output, input, format, compression).map(|(form, _)| form)
     }
 
     #[test]
@@ -173,7 +174,8 @@ mod tests {
         let (_, note) = OutputForm::of(
             "out/a.csv",
             "in/a.csv",
-            (Format::JsonLines, Compression::None),
+            Format::JsonLines,
+            Compression::None,
         )
         .unwrap();
         insta::assert_snapshot!(note.unwrap(), @"the output is JSON Lines, as the input is, though its name is one of CSV");

@@ -106,7 +106,7 @@ pub fn write(output: &JobOutput, report: &Report) -> Result<()> {
 
 fn write_file(path: &Path, text: &[u8]) -> Result<()> {
     let replaced = check(path)?;
-    let failed = || Error::io(format!("cannot write `{}`", path.display()));
+    let failed = || Error::cannot("write", path.display());
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())

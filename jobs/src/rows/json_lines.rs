@@ -266,7 +266,7 @@ impl RowWriter for JsonLinesWriter {
         } = self;
         for (line, result) in lines.iter().zip(results) {
             let written = target.append(buffer, |output| {
-                write_line(output, line, (columns, result), names)
+                write_line(output, line, columns, result, names)
             });
             written.map_err(Error::io("cannot write the output"))?;
         }
@@ -295,7 +295,8 @@ impl RowWriter for JsonLinesWriter {
 pub fn write_line(
     output: &mut Vec<u8>,
     line: &[u8],
-    (columns, result): (&[Column], &RowResult),
+    columns: &[Column],
+    result: &RowResult,
     known: &mut BTreeSet<String>,
 ) -> io::Result<()> {
     // Fields that answer names must not repeat.

@@ -126,7 +126,7 @@ impl ReplacedColumns {
                 Ok(())
             }
             (Rows::Records(records), Some((places, header))) => {
-                replaced_record(&records[row], (places, header), replace, output)
+                replaced_record(&records[row], places, header, replace, output)
             }
             _ => mismatched(),
         }
@@ -161,7 +161,8 @@ fn replaced_field(line: &str, name: &str, replace: &mut Replace<'_>) -> Result<O
 
 fn replaced_record(
     row: &CsvRow,
-    (places, header): (&[usize], &CsvHeader),
+    places: &[usize],
+    header: &CsvHeader,
     replace: &mut Replace<'_>,
     output: &mut Vec<u8>,
 ) -> Result<()> {

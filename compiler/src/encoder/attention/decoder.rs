@@ -49,7 +49,8 @@ pub fn head(
     plan: &Plan,
     config: &mut EncoderConfig,
     weights: &mut Weights,
-    (tokenizer, output): (&[u8], &'static str),
+    tokenizer: &[u8],
+    output: &'static str,
 ) -> Result<Option<(ClassificationSettings, Modules)>> {
     if !config.names.has_decoder_head() {
         return Ok(None);
@@ -99,7 +100,7 @@ pub fn head(
             Modules::of_last_token(hidden, scores.values.clone(), output),
         )));
     }
-    let Some((known, yes, no)) = tokens(plan, (config, &file), (weights, tokenizer))? else {
+    let Some((known, yes, no)) = tokens(plan, config, &file, weights, tokenizer)? else {
         return Ok(None);
     };
     tie_words(config, weights, OUTPUT_MATRIX)?;
@@ -171,8 +172,10 @@ type Answer = (&'static KnownTemplate, u32, Option<u32>);
 
 fn tokens(
     plan: &Plan,
-    (config, file): (&EncoderConfig, &ConfigFile),
-    (weights, tokenizer): (&Weights, &[u8]),
+    config: &EncoderConfig,
+    file: &ConfigFile,
+    weights: &Weights,
+    tokenizer: &[u8],
 ) -> Result<Option<Answer>> {
     if let Some([yes, no]) = logit_score(&plan.folder, &PARTS)? {
         return Ok(Some((&QWEN3_RERANKER, yes, Some(no))));

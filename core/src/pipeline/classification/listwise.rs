@@ -113,7 +113,7 @@ impl ListwisePipeline {
             .input_tokenizer(deadline)
             .await?
             .encode_prompts(size, move |tokenizer| {
-                own.prompts(tokenizer, &query, &texts, (truncation, deadline))
+                own.prompts(tokenizer, &query, &texts, truncation, deadline)
             })
             .await?;
         let marked = |prompt: usize, rows: &[Row<'_>]| -> Vec<f32> {
@@ -136,7 +136,8 @@ impl ListwisePipeline {
         tokenizer: &Tokenizer,
         query: &str,
         texts: &[String],
-        (truncation, deadline): (Truncation, Deadline),
+        truncation: Truncation,
+        deadline: Deadline,
     ) -> Result<(Vec<Encoding>, Vec<usize>)> {
         let ListwiseSettings {
             max_tokens,

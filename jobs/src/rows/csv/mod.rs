@@ -2,7 +2,7 @@
 
 pub mod dialect;
 #[cfg(test)]
-pub mod generated;
+mod generated_tests;
 pub mod header;
 pub mod records;
 pub mod source;
@@ -267,7 +267,7 @@ impl RowWriter for CsvWriter {
         } = self;
         for (row, result) in rows.iter().zip(results) {
             let written = target.append(buffer, |output| {
-                write_fields(row, header, (dialect, splitter), output);
+                write_fields(row, header, dialect, splitter, output);
                 write_result(result, columns, dialect, output);
                 match &row.bytes[row.content..] {
                     [] => output.extend_from_slice(&header.line_end),
@@ -291,7 +291,8 @@ impl RowWriter for CsvWriter {
 fn write_fields(
     row: &CsvRow,
     header: &CsvHeader,
-    (dialect, splitter): (&Dialect, &mut Splitter),
+    dialect: &Dialect,
+    splitter: &mut Splitter,
     output: &mut Vec<u8>,
 ) {
     let (width, content) = (header.names.len(), row.content());
