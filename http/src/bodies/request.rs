@@ -66,68 +66,55 @@ impl RequestBody for Tree {
     const FIELDS: &str = fields::ANY;
 }
 
-/// A request with a JSON body, and the context in which it is handled.
-///
-/// The request is rejected if
-/// - its content type is not JSON (415),
-/// - its body is longer than the limit (413) or ends too early (400),
-/// - the body is not JSON (400), or JSON with another shape (422).
-pub struct JsonRequest<T>(pub Context, pub T);
-
-impl<T: RequestBody> FromRequest<Arc<App>> for JsonRequest<T> {
-    type Rejection = Rejection;
-
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        require_json(request.headers())?;
-        let (context, body) = read_json(app, request, false).await?;
-        Ok(Self(context, body))
-    }
+/// When a body's values are used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Once,
+    /// Piece by piece while the request runs.
+    Piecewise,
 }
 
-/// A [`JsonRequest`] whose body is used piece by piece while the request runs.
-pub struct PiecewiseRequest<T>(pub Context, pub T);
+/// A type for requests with JSON bodies, whose content type may be one of others.
+macro_rules! json_request {
+    ($(#[$doc:meta])* $name:ident, $others:expr, $use:expr) => {
+        $(#[$doc])*
+        pub struct $name<T>(pub Context, pub T);
 
-impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseRequest<T> {
-    type Rejection = Rejection;
+        impl<T: RequestBody> FromRequest<Arc<App>> for $name<T> {
+            type Rejection = Rejection;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        require_json(request.headers())?;
-        let (context, body) = read_json(app, request, true).await?;
-        Ok(Self(context, body))
-    }
+            async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+                let request = require_json_or(&$others, request)?;
+                let (context, body) = read_json(app, request, $use).await?;
+                Ok(Self(context, body))
+            }
+        }
+    };
 }
 
-/// A [`JsonRequest`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for bodies that
-/// the client has written.
-pub struct UntypedRequest<T>(pub Context, pub T);
-
-impl<T: RequestBody> FromRequest<Arc<App>> for UntypedRequest<T> {
-    type Rejection = Rejection;
-
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        let request = require_json_or(&["none", "application/octet-stream"], request)?;
-        let (context, body) = read_json(app, request, false).await?;
-        Ok(Self(context, body))
-    }
+json_request! {
+    /// A request with a JSON body, and the context in which it is handled.
+    ///
+    /// The request is rejected if
+    /// - its content type is not JSON (415),
+    /// - its body is longer than the limit (413) or ends too early (400),
+    /// - the body is not JSON (400), or JSON with another shape (422).
+    JsonRequest, [], Use::Once
 }
-
-/// A [`JsonRequest`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
-pub struct OllamaCall<T>(pub Context, pub T);
-
-impl<T: RequestBody> FromRequest<Arc<App>> for OllamaCall<T> {
-    type Rejection = Rejection;
-
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        const OTHERS: &[&str] = &[
-            "none",
-            "text/plain",
-            "application/x-www-form-urlencoded",
-            "application/octet-stream",
-        ];
-        let request = require_json_or(OTHERS, request)?;
-        let (context, body) = read_json(app, request, false).await?;
-        Ok(Self(context, body))
-    }
+json_request! {
+    /// A [`JsonRequest`] whose body is used piece by piece while the request runs.
+    PiecewiseRequest, [], Use::Piecewise
+}
+json_request! {
+    /// A [`JsonRequest`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for
+    /// bodies that the client has written.
+    UntypedRequest, ["none", "application/octet-stream"], Use::Once
+}
+json_request! {
+    /// A [`JsonRequest`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
+    OllamaCall,
+    ["none", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"],
+    Use::Once
 }
 
 /// Requires JSON's content type, or one of others, which pages of other sites may send without asking the server: from
@@ -141,23 +128,23 @@ fn require_json_or(others: &[&str], request: Request) -> Result<Request, Rejecti
     Ok(Request::from_parts(parts, body))
 }
 
-/// Reads a JSON body. Its values take more memory than its text; the request holds it until its end only if
-/// `is_piecewise`.
+/// Reads a JSON body. Its values take more memory than its text; the request holds it until its end only for piecewise
+/// use.
 async fn read_json<T: RequestBody>(
     app: &Arc<App>,
     request: Request,
-    is_piecewise: bool,
+    values: Use,
 ) -> Result<(Context, T), Rejection> {
     let ReadBody { context, bytes, .. } = body::read(app, request).await?;
     let (size, max_texts) = (bytes.capacity(), app.limits.texts);
     let memory = Arc::clone(&context.memory);
     let work = move || {
         let held = Arc::clone(&memory);
-        let hold = move |values| held.resize(size.saturating_add(values));
+        let hold = move |bytes| held.resize(size.saturating_add(bytes));
         let budget = Budget::new(bytes.len(), max_texts).held_by(hold);
         let body = parse(&bytes, budget)?;
         drop(bytes);
-        if !is_piecewise {
+        if values == Use::Once {
             memory.resize(size)?;
         }
         Ok(body)
