@@ -133,7 +133,7 @@ impl OutputStream {
             }
             Self::Special(path) => {
                 let file = OpenOptions::new().write(true).open(path);
-                file.map_err(Error::io(format!("cannot write `{}`", path.display())))
+                file.map_err(Error::cannot("write", path.display()))
             }
         }
     }

@@ -4,7 +4,7 @@ pub mod columns;
 #[doc(hidden)]
 pub mod compression;
 #[cfg(test)]
-pub mod corruption;
+mod corruption_tests;
 pub mod format;
 pub mod location;
 pub mod opened;

@@ -63,7 +63,7 @@ impl OpenInput {
     }
 
     pub fn file(path: &Path) -> Result<Self> {
-        let failed = || Error::io(format!("cannot read `{}`", path.display()));
+        let failed = || Error::cannot("read", path.display());
         let file = File::open(path).map_err(failed())?;
         let metadata = file.metadata().map_err(failed())?;
         if metadata.is_dir() {
@@ -124,7 +124,7 @@ impl OpenInput {
             Self::File(file, path, _) => {
                 let found = file
                     .metadata()
-                    .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+                    .map_err(Error::cannot("read", path.display()))?;
                 let place = path.canonicalize().unwrap_or_else(|_| path.clone());
                 let times = [
                     found.mtime(),
@@ -202,7 +202,7 @@ impl OpenInput {
             Self::File(file, path, _) => {
                 let mut bytes = vec![0; length];
                 let read = file.read_exact_at(&mut bytes, start);
-                read.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+                read.map_err(Error::cannot("read", path.display()))?;
                 Ok(bytes.into())
             }
             Self::Stream(_) => Err(self.not_seekable()),
