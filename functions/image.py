@@ -11,6 +11,7 @@ import argparse
 import gzip
 import hashlib
 import json
+import re
 import sys
 import tarfile
 import zlib
@@ -84,10 +85,13 @@ class Image:
         if config["architecture"] != wanted:
             raise ImageError(f"the base `{base}` is for {config['architecture']}, but the function for {wanted}; choose another BASE")
         for layer in manifest["layers"]:
+            found = self._fetched(registry, layer["digest"])
+            if found.stat().st_size != layer["size"]:
+                raise ImageError(f"expected a layer of {layer['size']} bytes in the base `{base}`, but found {found.stat().st_size}")
             kind = layer["mediaType"].replace("+", ".").rpartition(".")[2]
             if kind not in LAYERS:
                 raise ImageError(f"the base `{base}` has a layer of type `{layer['mediaType']}`, which Lambda does not read; choose another BASE")
-            self._add(layer["digest"], layer["size"], LAYERS[kind], unpacked_size(self._fetched(registry, layer["digest"]), kind))
+            self._add(layer["digest"], layer["size"], LAYERS[kind], unpacked_size(found, kind))
             self.base_size += layer["size"]
         self.unpacked_digests += config["rootfs"]["diff_ids"]
         return config
@@ -150,6 +154,9 @@ class Image:
         return {"mediaType": kind, "digest": digest, "size": len(content)}
 
     def blob(self, digest):
+        """A blob's path. A registry may state any text as a digest."""
+        if not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+            raise ImageError(f"expected the digest of a blob, but found {digest!r}")
         return self.blobs / digest.removeprefix("sha256:")
 
     def save(self, archive):
@@ -178,13 +185,13 @@ def parsed(image):
 
 
 def unpacked_size(file, kind):
-    """The bytes of a base's layer, unpacked."""
+    """The bytes of a base's layer, unpacked, or some number above Lambda's limit."""
     if kind == "tar":
         return file.stat().st_size
     size = 0
     with gzip.open(file) as unpacked:
         try:
-            while chunk := unpacked.read(CHUNK):
+            while size <= MAX_UNPACKED and (chunk := unpacked.read(CHUNK)):
                 size += len(chunk)
         except (OSError, EOFError, zlib.error) as error:
             raise ImageError(f"a layer of the base cannot be unpacked: {error}") from error

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.utils import parse_dict_header
@@ -64,7 +64,8 @@ class Registry:
     def manifest(self, reference):
         """A manifest or an index, by a tag or a digest."""
         content = self._try(lambda: self._request("GET", f"manifests/{reference}", headers={"Accept": ", ".join(MANIFESTS)}).content)
-        if reference.startswith("sha256:"):
+        # Tags have no colon.
+        if ":" in reference:
             self._verify(reference, hashlib.sha256(content))
         return json.loads(content)
 
@@ -161,6 +162,8 @@ class Registry:
     def _request(self, method, path, missing=False, **options):
         """A response of success, or a 404 where `missing` permits that."""
         url = urljoin(self.url, path)
+        if urlsplit(url)[:2] != urlsplit(self.url)[:2]:
+            raise RegistryError(f"{self.repository}: the registry sends uploads to `{'://'.join(urlsplit(url)[:2])}`, which must not get its credentials")
         try:
             response = self.session.request(method, url, timeout=TIMEOUT_S, **options)
             challenge = response.headers.get("WWW-Authenticate", "")
@@ -176,6 +179,9 @@ class Registry:
 
     def _authenticate(self, challenge):
         """Gets a token, anonymously without a password. Public registries require one for reading, too."""
+        realm = urlsplit(challenge.get("realm", ""))
+        if realm.scheme != "https" and not is_loopback(realm.netloc):
+            raise RegistryError(f"{self.repository}: the registry wants credentials at `{realm.scheme}://{realm.netloc}`, without TLS")
         asked = {name: challenge[name] for name in ("service", "scope") if name in challenge}
         found = requests.get(challenge["realm"], params=asked, auth=self.credentials, timeout=TIMEOUT_S)
         if not found.ok:

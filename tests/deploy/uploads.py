@@ -1,4 +1,5 @@
-"""Tests uploads of blobs in parts to registries that keep, drop or forget what arrived before a break, or refuse parts.
+"""Tests uploads of blobs in parts to registries that keep, drop or forget what arrived before a break, or refuse parts,
+and registries that lead credentials or files elsewhere.
 
     python tests/deploy/uploads.py
 """
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "functions"))
 
+import image  # noqa: E402
 import registry  # noqa: E402
 
 PART, SIZE = 1 << 16, 200_000
@@ -26,9 +28,10 @@ class Uploads(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, breaks=(), keeps=True, knows=True, takes_parts=True, joins=True, is_ecr=False):
+    def __init__(self, breaks=(), keeps=True, knows=True, takes_parts=True, joins=True, is_ecr=False, location=None, realm=None):
         self.breaks, self.keeps, self.knows, self.takes_parts, self.joins, self.is_ecr = list(breaks), keeps, knows, takes_parts, joins, is_ecr
         self.upload, self.number, self.blob, self.asked = b"", 0, None, []
+        self.location, self.realm = location, realm
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -49,13 +52,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def state(self, status):
-        self.answer(status, Location=f"/v2/kivu/blobs/uploads/{self.server.number}", Range=self.server.range)
+        self.answer(status, Location=self.server.location or f"/v2/kivu/blobs/uploads/{self.server.number}", Range=self.server.range)
 
     @property
     def is_known(self):
         return self.path.startswith(f"/v2/kivu/blobs/uploads/{self.server.number}")
 
     def do_HEAD(self):
+        if self.server.realm:
+            return self.answer(401, **{"WWW-Authenticate": f'Bearer realm="{self.server.realm}",service="kivu"'})
         self.answer(200 if self.server.blob is not None else 404)
 
     def do_POST(self):
@@ -107,6 +112,18 @@ def expect(what, expected, found):
         sys.exit(f"{what}: expected {expected!r}, but found {found!r}")
 
 
+def expect_refusal(what, message, action, *arguments):
+    """An action is refused at once, with a message that contains this one."""
+    try:
+        action(*arguments)
+    except registry.Interrupted as error:
+        sys.exit(f"{what}: expected no other try, but found `{error}`")
+    except (image.ImageError, registry.RegistryError) as error:
+        expect(f"{what}: {error}", True, message in str(error))
+    else:
+        sys.exit(f"{what}: expected a refusal")
+
+
 def main():
     registry.PART, registry.time = PART, SimpleNamespace(sleep=lambda _: None)
     content = random.Random(1).randbytes(SIZE)
@@ -145,6 +162,12 @@ def main():
         else:
             sys.exit("expected an upload that always breaks off to fail")
         expect("tries", registry.TRIES**2, server.asked.count("PATCH 0"))
+        for options in ({"location": "http://localhost:1/"}, {"location": "https://127.0.0.1:1/"}, {"realm": "http://tokens.example/"}):
+            server = Uploads(**options)
+            expect_refusal(options, "credentials", registry.Registry(f"127.0.0.1:{server.server_port}/kivu", "sesame").upload, digest, blob)
+        made = image.Image(Path(folder) / "layout", "api", "x86_64")
+        for wrong in ("sha256:../../../outside", f"sha256:{'0' * 63}", f"sha256:{'0' * 64}\n", "/outside", "sha512:" + "0" * 64):
+            expect_refusal(wrong, "expected the digest of a blob", made._fetched, None, wrong)
 
 
 if __name__ == "__main__":
