@@ -346,13 +346,20 @@ struct BulkItem {
 #[derive(Deserialize)]
 struct Indexed {
     status: u16,
+    result: Option<String>,
     error: Option<Value>,
 }
 
 impl From<Indexed> for Item {
     fn from(indexed: Indexed) -> Self {
         match indexed.status {
-            200..300 => Self::Stored,
+            200..300 if matches!(indexed.result.as_deref(), Some("created" | "updated")) => {
+                Self::Stored
+            }
+            200..300 => Self::Refused(
+                "the index did not store the document; an ingest pipeline may have dropped it"
+                    .to_owned(),
+            ),
             status if PASSING.contains(&status) => Self::Passing,
             status => {
                 let error = indexed.error.unwrap_or_default();
@@ -562,6 +569,7 @@ mod tests {
         let item = |status: u16, error: Value| {
             Item::from(Indexed {
                 status,
+                result: None,
                 error: Some(error),
             })
         };
@@ -573,9 +581,24 @@ mod tests {
             panic!("not refused")
         };
         insta::assert_snapshot!(reason, @"400 mapper_parsing_exception: failed to parse field [price] of type [float] in document with id '1'");
-        assert!(
-            matches!(item(429, Value::Null), Item::Passing)
-                && matches!(item(201, Value::Null), Item::Stored)
-        );
+        assert!(matches!(item(429, Value::Null), Item::Passing));
+    }
+
+    #[test]
+    fn only_documents_with_a_result_are_stored() {
+        let item = |result: &str| {
+            Item::from(Indexed {
+                status: 200,
+                result: Some(result.to_owned()),
+                error: None,
+            })
+        };
+        for result in ["created", "updated"] {
+            assert!(matches!(item(result), Item::Stored), "{result}");
+        }
+        let Item::Refused(reason) = item("noop") else {
+            panic!("not refused")
+        };
+        insta::assert_snapshot!(reason, @"the index did not store the document; an ingest pipeline may have dropped it");
     }
 }

@@ -224,7 +224,10 @@ async fn copy(
     writer.as_mut().finish().await.map(drop)
 }
 
-/// Stores records in one transaction. If a row is refused, the rows are inserted one by one.
+/// Why a row that was accepted is not in the table.
+const DROPPED: &str = "the table did not store the row; a trigger may have dropped it";
+
+/// Stores records in one transaction. If a row is refused or dropped, the rows are inserted one by one.
 async fn store(
     client: &mut Client,
     statements: &Statements,
@@ -236,8 +239,9 @@ async fn store(
     let mut refusals = Vec::new();
     let all = transaction.transaction().await?;
     match all.execute(&statements.insert, &[]).await {
-        Ok(_) => all.commit().await?,
-        Err(error) if is_of_row(&error) => {
+        Ok(count) if count == records.len() as u64 => all.commit().await?,
+        Err(error) if !is_of_row(&error) => return Err(error),
+        _ => {
             all.rollback().await?;
             for place in 0..records.len() {
                 let one = transaction.transaction().await?;
@@ -245,6 +249,10 @@ async fn store(
                     .execute(&statements.insert_one, &[&(place as i32)])
                     .await
                 {
+                    Ok(0) => {
+                        one.rollback().await?;
+                        refusals.push((place, DROPPED.to_owned()));
+                    }
                     Ok(_) => one.commit().await?,
                     Err(error) if is_of_row(&error) => {
                         one.rollback().await?;
@@ -254,13 +262,16 @@ async fn store(
                 }
             }
         }
-        Err(error) => return Err(error),
     }
     transaction.commit().await?;
     Ok(refusals)
 }
 
 impl Sink for Postgres {
+    fn key(&self, id: &str) -> String {
+        table::key(&self.statements.id_kind, id)
+    }
+
     fn check(&self, record: &Record) -> Result<(), String> {
         // It would end the batch's copy.
         let has_nul = |text: &String| text.contains('\0');

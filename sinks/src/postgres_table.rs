@@ -4,7 +4,7 @@ use tokio_postgres::{Client, Error as PostgresError, Row};
 
 use super::{errors::other_dimensions, postgres_url::PostgresUrl};
 use kivu::error::{Error, Result};
-use kivu_jobs::sink::SinkSettings;
+use kivu_jobs::{rows::normal_number, sink::SinkSettings};
 
 /// Temporary table with the rows of a batch. Vectors become pgvector's when they are inserted.
 const STAGING: &str = "kivu_rows";
@@ -45,6 +45,8 @@ pub struct Statements {
     pub insert: String,
     /// The same for the row with the place `$1`.
     pub insert_one: String,
+    /// The name of the id's type.
+    pub id_kind: String,
 }
 
 /// A name as SQL reads it literally.
@@ -160,8 +162,26 @@ impl Statements {
             ),
             insert: insert(""),
             insert_one: insert(" WHERE place = $1"),
+            id_kind: id.kind.clone(),
         }
     }
+}
+
+/// The key of an id in a column of this type: one row would replace the other's if their ids are equal there.
+pub fn key(kind: &str, id: &str) -> String {
+    let key = match kind {
+        "int2" | "int4" | "int8" | "numeric" | "float4" | "float8" => {
+            normal_number(id.trim_ascii())
+        }
+        "uuid" => {
+            let digits: String = id.chars().filter(char::is_ascii_hexdigit).collect();
+            (digits.len() == 32).then(|| digits.to_ascii_lowercase())
+        }
+        "bpchar" => Some(id.trim_end_matches(' ').to_owned()),
+        "citext" => Some(id.to_lowercase()),
+        _ => None,
+    };
+    key.unwrap_or_else(|| id.to_owned())
 }
 
 fn check_vector(column: &Column, place: &str, dimensions: usize) -> Result<()> {
@@ -190,6 +210,22 @@ fn check_vector(column: &Column, place: &str, dimensions: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ids_that_a_type_takes_for_equal_have_one_key() {
+        let uuid = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11";
+        for (kind, one, other) in [
+            ("int8", "7", " 007"),
+            ("numeric", "1", "1.0"),
+            ("uuid", uuid, "{A0EEBC999C0B4EF8BB6D6BB9BD380A11}"),
+            ("bpchar", "a", "a  "),
+            ("citext", "Ä", "ä"),
+        ] {
+            assert_eq!(key(kind, one), key(kind, other), "{kind}");
+            assert_ne!(key("text", one), key("text", other), "{kind}");
+        }
+        assert_ne!(key("uuid", "xa"), key("uuid", "a"));
+    }
 
     #[test]
     fn names_are_quoted() {

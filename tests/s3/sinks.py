@@ -240,7 +240,7 @@ class VectorIndexes(StandIn):
 
 
 class OpenSearch(StandIn):
-    """An OpenSearch cluster with the index `docs`, whose `price` is a number."""
+    """An OpenSearch cluster with the index `docs`, whose `price` is a number, and whose pipeline drops the title `dropped`."""
 
     def __init__(self, dimension, user="kivu"):
         super().__init__()
@@ -290,6 +290,8 @@ class OpenSearch(StandIn):
             reason = (f"failed to parse field [price] of type [float] in document with id '{key}'. Preview of field's "
                       f"value: '{document['price']}'")
             return {"_id": key, "status": 400, "error": {"type": "mapper_parsing_exception", "reason": reason}}
+        if document.get("title") == "dropped":
+            return {"_id": key, "_version": -3, "status": 200, "result": "noop"}
         status = 200 if key in self.documents else 201
         self.documents[key] = document
         return {"_id": key, "status": status, "result": "updated" if status == 200 else "created"}

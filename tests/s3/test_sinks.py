@@ -171,11 +171,17 @@ class ToPostgres(Base):
             {"id": "1", "text": "f", "price": "9", "title": "seven"},
             {"id": "", "text": "f", "price": "9", "title": "eight"},
             {"id": "9", "text": "f", "price": "", "title": "nine"},
+            # Equal to the last one for the column's type.
+            {"id": " 09", "text": "g", "price": "", "title": "ten"},
+            {"id": "11", "text": "g", "price": "", "title": "dropped"},
         ]
+        self.postgres.sql("CREATE FUNCTION dropping() RETURNS trigger LANGUAGE plpgsql AS "
+                          "$$ BEGIN IF NEW.title = 'dropped' THEN RETURN NULL; END IF; RETURN NEW; END $$",
+                          "CREATE TRIGGER dropping BEFORE INSERT ON refused FOR EACH ROW EXECUTE FUNCTION dropping()")
         done, failed, report = self.job(self.source(rows, "docs.csv"), url, "--metadata", "price,title")
         stored = self.postgres.sql("SELECT id, price, title FROM refused ORDER BY id").splitlines()
         self.assertEqual(stored, ["1|5|one", "9||nine"])
-        self.assertEqual(report["errors"], {"sink": 6, "text": 1})
+        self.assertEqual(report["errors"], {"sink": 8, "text": 1})
         errors = [row["error"] for row in csv.DictReader(failed.open())]
         self.assertEqual(errors, [
             '22P02 invalid input syntax for type integer: "…"',
@@ -185,6 +191,8 @@ class ToPostgres(Base):
             "expected a text, but found an empty one",
             "the id in `id` is also that of an earlier row",
             "expected a text or an integer as the id in `id`, but found nothing",
+            "the id in `id` is also that of an earlier row",
+            "the table did not store the row; a trigger may have dropped it",
         ])
         self.assertEqual(list(csv.DictReader(failed.open()))[0], rows[1] | {"error": errors[0]})
         self.assertIn("stored  2 rows", done.stdout)
@@ -343,12 +351,16 @@ class ToOpenSearch(Base):
         rows[3]["price"] = "secret"
         rows[5]["title"] = "t" * 30000
         rows[6]["id"] = "k" * 513
+        rows[7]["title"] = "dropped"
+        rows[8]["price"] = 12345678901234567890123
         _, failed, report = self.job(self.source(rows), self.cluster.url(), "--metadata", "title,price")
-        self.assertEqual((len(self.cluster.documents), report["errors"]), (97, {"sink": 3}))
+        self.assertEqual((len(self.cluster.documents), report["errors"]), (95, {"row": 1, "sink": 4}))
         errors = [json.loads(line)["error"] for line in failed.read_text().splitlines()]
         self.assertEqual(errors[0], "400 mapper_parsing_exception: failed to parse field [price] of type [float] in document with id '3'")
         self.assertIn("expected a shorter document", errors[1])
         self.assertEqual(errors[2], "expected an id of at most 512 bytes, but found 513")
+        self.assertIn("the index did not store the document", errors[3])
+        self.assertIn("a number with more digits than 64 bits hold", errors[4])
         self.assertEqual(self.cluster.wrong, [])
 
     def test_unfit_indexes_are_refused_before_the_first_row(self):

@@ -6,6 +6,7 @@ use super::{
     chunk::{CsvRow, Head, JsonTypes, Rows},
     csv::{dialect::Dialect, records::Splitter},
     json_fields::TextField,
+    numbers::is_exact,
 };
 use crate::output::answer::{ErrorKind, RowError, RowResult};
 use kivu::{
@@ -20,10 +21,12 @@ pub struct Fields {
     places: Option<Vec<usize>>,
     /// How a CSV file's rows are written.
     dialect: Option<Dialect>,
+    /// Whether a JSON value with a number that would be rounded is an error.
+    keeps_digits: bool,
 }
 
 impl Fields {
-    /// The columns `names` in a file with this head.
+    /// The columns `names` in a file with this head. Their numbers keep all digits.
     ///
     /// # Errors
     /// The file does not have a column, has it twice, or with a type that has no JSON form.
@@ -57,6 +60,7 @@ impl Fields {
             names,
             places,
             dialect,
+            keeps_digits: types == JsonTypes::Scalars,
         })
     }
 
@@ -69,7 +73,7 @@ impl Fields {
                     .and_then(|line| std::str::from_utf8(line).ok());
                 self.names
                     .iter()
-                    .map(|name| json_field(line.unwrap_or_default(), name))
+                    .map(|name| json_field(line.unwrap_or_default(), name, self.keeps_digits))
                     .collect()
             }
             Rows::Records(records) => match (records.get(row), &self.dialect) {
@@ -124,7 +128,7 @@ fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
     names.iter().map(place).collect()
 }
 
-fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
+fn json_field(line: &str, name: &str, keeps_digits: bool) -> Result<Value, RowError> {
     let wrong = |found: &str| {
         Err(RowError::new(
             ErrorKind::Row,
@@ -132,8 +136,13 @@ fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
         ))
     };
     match TextField::of(line, name) {
-        Ok(TextField::Found(value)) => serde_json::from_str(value.get())
-            .or_else(|error| wrong(wrong_scalar(&error).unwrap_or("another"))),
+        Ok(TextField::Found(value)) => match serde_json::from_str(value.get()) {
+            Ok(_) if keeps_digits && !is_exact(value) => {
+                wrong("a number with more digits than 64 bits hold, which is stored only as a text")
+            }
+            Ok(found) => Ok(found),
+            Err(error) => wrong(wrong_scalar(&error).unwrap_or("another")),
+        },
         Ok(TextField::Missing) => Ok(Value::Null),
         Ok(TextField::Repeated) => wrong("the field several times"),
         Err(_) => wrong("a row that is no object"),
@@ -217,6 +226,7 @@ mod tests {
         };
         insta::assert_snapshot!(refused(r#"{"id": 1, "id": 2}"#), @"expected a JSON value in `id`, but found the field several times");
         insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found a number that is out of range");
+        insta::assert_snapshot!(refused(r#"{"id": [{"total": 12345678901234.5678}]}"#), @"expected a JSON value in `id`, but found a number with more digits than 64 bits hold, which is stored only as a text");
         insta::assert_snapshot!(refused(r#"{"id": ["\ud83d"]}"#), @"expected a JSON value in `id`, but found a lone surrogate, half of a character such as an emoji");
     }
 

@@ -4,9 +4,11 @@ mod chunk;
 mod column;
 mod csv;
 mod fields;
+mod ids;
 mod json_fields;
 mod json_lines;
 mod lines;
+mod numbers;
 mod parquet;
 mod replace;
 mod request_lines;
@@ -21,8 +23,10 @@ pub use self::{
     column::{Content, find_column, free_name, has_known_column, is_known},
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},
+    ids::Ids,
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
     lines::BYTE_ORDER_MARK,
+    numbers::normal_number,
     parquet::{Parquet, ParquetFormat},
     replace::{ReplacedColumns, places},
     request_lines::{RequestReader, RequestWriter, is_request},

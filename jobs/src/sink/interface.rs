@@ -10,10 +10,15 @@ pub type Refusal = (usize, String);
 
 /// Stores records.
 pub trait Sink: Send {
+    /// The same key for ids that the sink takes for equal, such as `7` and `007` in a column of integers.
+    fn key(&self, id: &str) -> String {
+        id.to_owned()
+    }
+
     /// Why the sink would refuse a record, as far as that is known before it is sent.
     fn check(&self, record: &Record) -> Result<(), String>;
 
-    /// Stores records with different ids, and replaces ones with the same ids. Returns those that were refused.
+    /// Stores records with different keys, and replaces ones with the same ids. Returns those that were refused.
     ///
     /// # Errors
     /// It is unknown which records are stored, and all must be sent again.

@@ -1,7 +1,5 @@
 //! Collects rows for a sink, and sends them in batches.
 
-use std::collections::HashSet;
-
 use serde_json::Value;
 
 use super::{
@@ -10,7 +8,7 @@ use super::{
 };
 use crate::{
     output::answer::{Answers, RowError, RowResult},
-    rows::{CHUNK_ROWS, Fields, Head, RowReader, Rows, failed},
+    rows::{CHUNK_ROWS, Fields, Head, Ids, RowReader, Rows, failed},
 };
 use kivu::error::{Error, Result};
 
@@ -38,8 +36,8 @@ pub struct SinkWriter {
     fields: Fields,
     id_column: String,
     dimensions: usize,
-    /// Hashes of all ids so far.
-    ids: HashSet<u128>,
+    /// The keys of all ids so far.
+    ids: Ids,
     chunks: Vec<Waiting>,
     records: Vec<Record>,
     bytes: usize,
@@ -64,7 +62,7 @@ impl SinkWriter {
             fields,
             id_column: id_column.to_owned(),
             dimensions,
-            ids: HashSet::new(),
+            ids: Ids::default(),
             chunks: Vec::new(),
             records: Vec::new(),
             bytes: 0,
@@ -175,9 +173,7 @@ impl SinkWriter {
     fn values(&mut self, rows: &Rows, row: usize) -> Result<(String, Vec<Value>), RowError> {
         let mut values = self.fields.values(rows, row)?.into_iter();
         let id = record::id(&values.next().unwrap_or_default(), &self.id_column)?;
-        let mut hash = [0; 16];
-        hash.copy_from_slice(&blake3::hash(id.as_bytes()).as_bytes()[..16]);
-        if !self.ids.insert(u128::from_le_bytes(hash)) {
+        if !self.ids.add(&self.sink.key(&id)) {
             let column = &self.id_column;
             return Err(refusal(format!(
                 "the id in `{column}` is also that of an earlier row"
@@ -219,6 +215,10 @@ mod tests {
     struct Kept(Arc<Mutex<Vec<Vec<String>>>>);
 
     impl Sink for Kept {
+        fn key(&self, id: &str) -> String {
+            id.to_lowercase()
+        }
+
         fn check(&self, record: &Record) -> Result<(), String> {
             if record.id.contains("checked") {
                 Err("checked".into())
@@ -290,8 +290,8 @@ mod tests {
         );
         // The model failed for the row with the id 2, whose id counts.
         writer.add(
-            Rows::Lines(lines(&["2", "3", "\"refused 2\""])),
-            answers(vec![vector(), vector(), vector()]),
+            Rows::Lines(lines(&["2", "3", "\"refused 2\"", "\"REFUSED\""])),
+            answers(vec![vector(), vector(), vector(), vector()]),
         );
         let sent = writer.flush().unwrap();
         assert_eq!(
@@ -319,14 +319,14 @@ mod tests {
             errors[0],
             ["stored", "model", "refused", repeated, "checked", missing]
         );
-        assert_eq!(errors[1], [repeated, "stored", "refused"]);
+        assert_eq!(errors[1], [repeated, "stored", "refused", repeated]);
         let failed = |sent: &Sent| {
             sent.failed
                 .iter()
                 .map(|(_, results)| results.len())
                 .sum::<usize>()
         };
-        assert_eq!(sent.iter().map(failed).collect::<Vec<_>>(), [5, 2]);
+        assert_eq!(sent.iter().map(failed).collect::<Vec<_>>(), [5, 3]);
         assert!(writer.flush().unwrap().is_empty());
         assert_eq!(kept.0.lock().unwrap().len(), 1, "an empty batch was sent");
     }
