@@ -175,6 +175,33 @@ fn outputs_have_a_row_for_each_text() {
     }
 }
 
+/// Finite values of which no vector can be computed are no vector of zeros or nulls.
+#[test]
+fn vectors_beyond_the_range_of_floats_are_refused() {
+    for (value, normalize, is_right) in
+        [(1e18, true, true), (1e30, true, false), (1e30, false, true)]
+    {
+        let pipeline = embedder(ScriptedBackend::new(signature(), move |_| {
+            Ok(vec![Tensor::new(
+                vec![1, 2],
+                Elements::Fp32(vec![value, -value]),
+            )?])
+        }));
+        let options = EmbeddingOptions {
+            normalize: Some(normalize),
+            ..OPTIONS
+        };
+        let found = wait(pipeline.embed(vec![Input::Text("cat".to_owned())], &options, deadline()));
+        match found {
+            Ok(found) => assert!(is_right && found.vectors[0][0] != 0.0, "{value}"),
+            Err(error) => assert!(
+                !is_right && error.to_string().contains("within the range of floats"),
+                "{error}"
+            ),
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(Config { cases: 64, failure_persistence: None, ..Config::default() })]
 

@@ -297,6 +297,9 @@ impl EmbeddingPipeline {
                     .await?
             }
         };
+        let dense = vectors.iter().filter_map(|text| text.dense.as_ref());
+        let multi = vectors.iter().flat_map(|text| &text.multi_vector).flatten();
+        check_finite(dense.chain(multi))?;
         let values: usize = vectors.iter().map(TextVectors::values).sum();
         if values > options.max_values {
             return Err(too_many(
@@ -340,6 +343,7 @@ impl EmbeddingPipeline {
             .encoder
             .run(&encodings, Granularity::Tokens, deadline, vectors)
             .await?;
+        check_finite(vectors.iter().flatten())?;
         Ok(Embeddings {
             vectors: vectors.into_iter().flatten().collect(),
             usage,
@@ -413,12 +417,14 @@ impl EmbeddingPipeline {
             .await?;
         let of_query = vectors(TextRole::Query);
         let of_query = |index: usize, rows: &[Row<'_>]| {
-            Query::new(&of_query(query.ids(index), rows), multi.dimensions)
+            let vectors = of_query(query.ids(index), rows);
+            check_finite([&vectors]).map(|()| Query::new(&vectors, multi.dimensions))
         };
         let (queries, of_query) = self
             .encoder
             .run_all(&query, Granularity::Texts, deadline, of_query)
             .await?;
+        let queries: Vec<Query> = queries.into_iter().collect::<Result<_>>()?;
         let texts = texts.into_iter().map(Input::Text).collect();
         let texts = self
             .encode(texts, &of_role(TextRole::Document), deadline)
@@ -426,17 +432,17 @@ impl EmbeddingPipeline {
         let of_text = vectors(TextRole::Document);
         let score = |index: usize, rows: &[Row<'_>]| {
             let document = of_text(texts.ids(index), rows);
-            match raw_scores {
+            check_finite([&document]).map(|()| match raw_scores {
                 true => multi.raw_score(&queries[0], &document),
                 false => mean_product(&queries[0], &document).clamp(0.0, 1.0),
-            }
+            })
         };
         let (scores, usage) = self
             .encoder
             .run_all(&texts, Granularity::Texts, deadline, score)
             .await?;
         let usage = usage.after_query(&of_query, scores.len());
-        Ok((scores, usage))
+        Ok((scores.into_iter().collect::<Result<_>>()?, usage))
     }
 
     /// See [`EmbeddingSettings::prompt`].
@@ -548,6 +554,17 @@ fn dense_vector(
         normalize(&mut vector);
     }
     vector
+}
+
+/// Refuses vectors whose sums or lengths exceeded the range of floats, though the model's values are finite.
+fn check_finite<'a>(vectors: impl IntoIterator<Item = &'a Vec<f32>>) -> Result<()> {
+    let mut values = vectors.into_iter().flatten();
+    match values.all(|value| value.is_finite()) {
+        true => Ok(()),
+        false => Err(Error::inference(
+            "expected vectors within the range of floats, but found larger ones",
+        )),
+    }
 }
 
 /// Refuses a response with too many values before it is computed.

@@ -73,11 +73,14 @@ fn weighted_sum<'a>(
     sums
 }
 
-/// Scales a vector to length 1; zeros are unchanged.
+/// Scales a vector to length 1; zeros are unchanged. If the length exceeds the range of floats, the values become NaN.
 pub fn normalize(vector: &mut [f32]) {
     // `eps` in torch.nn.functional.normalize.
     const MIN_LENGTH: f32 = 1e-12;
-    let length = dot(vector, vector).sqrt().max(MIN_LENGTH);
+    let length = match dot(vector, vector).sqrt() {
+        length if length.is_infinite() => f32::NAN,
+        length => length.max(MIN_LENGTH),
+    };
     vector.iter_mut().for_each(|value| *value /= length);
 }
 
@@ -124,6 +127,9 @@ mod tests {
         assert_eq!(vector, [0.6, 0.8]);
         let mut zeros = [0.0, 0.0];
         normalize(&mut zeros);
+        let mut long = [1e30, 0.0];
+        normalize(&mut long);
+        assert!(long.iter().all(|value| value.is_nan()), "{long:?}");
         assert_eq!(zeros, [0.0, 0.0]);
     }
 }
