@@ -37,14 +37,17 @@ pub fn decode_outputs(
     wanted: &[TensorSpec],
 ) -> Attempt<Vec<Tensor>> {
     let decode_output = |spec: &TensorSpec| {
-        let found = outputs
+        let mut found = outputs
             .iter()
-            .find(|(output, _)| output.borrow().name == spec.name);
-        let (output, contents) = found.ok_or_else(|| {
-            let details = format!("expected the output `{}`, but found none", spec.name);
-            AttemptFailure::invalid_response(details)
-        })?;
-        decode(spec, output.borrow(), contents)
+            .filter(|(output, _)| output.borrow().name == spec.name);
+        match (found.next(), found.next()) {
+            (Some((output, contents)), None) => decode(spec, output.borrow(), contents),
+            (first, _) => Err(AttemptFailure::invalid_response(format!(
+                "expected one output `{}`, but found {}",
+                spec.name,
+                first.map_or("none", |_| "several")
+            ))),
+        }
     };
     wanted.iter().map(decode_output).collect()
 }
@@ -190,6 +193,25 @@ mod tests {
             );
             assert!(decoded([2, 1], &bytes[1..]).is_err(), "a byte is missing");
         }
+    }
+
+    #[test]
+    fn an_output_is_there_once() {
+        let output = || TensorMetadata {
+            name: "t".into(),
+            datatype: "FP32".into(),
+            shape: vec![1],
+        };
+        let spec = [TensorSpec::new("t", ElementType::Fp32, [-1])];
+        let decoded = |count: usize| {
+            let outputs: Vec<_> = (0..count)
+                .map(|_| (output(), Contents::Raw(&[0; 4])))
+                .collect();
+            decode_outputs(&outputs, &spec)
+        };
+        assert!(decoded(1).is_ok());
+        insta::assert_snapshot!(decoded(0).unwrap_err(), @"InvalidResponse: expected one output `t`, but found none");
+        insta::assert_snapshot!(decoded(2).unwrap_err(), @"InvalidResponse: expected one output `t`, but found several");
     }
 
     #[test]

@@ -196,9 +196,44 @@ fn failure(status: &Status) -> AttemptFailure {
     AttemptFailure::reported(kind, status.message())
 }
 
-/// The `wanted` outputs in a response.
+/// The `wanted` outputs in a response. Each one's contents have its place, so all must be there.
 pub fn read_response(response: &InferResponse, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
+    let (count, contents) = (response.outputs.len(), response.raw_output_contents.len());
+    if count != contents {
+        let details = format!("expected the contents of {count} outputs, but found {contents}");
+        return Err(AttemptFailure::invalid_response(details));
+    }
     let outputs = response.outputs.iter().zip(&response.raw_output_contents);
     let outputs = outputs.map(|(output, bytes)| (output, Contents::Raw(bytes)));
     decode_outputs(&outputs.collect::<Vec<_>>(), wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use kivu_base::tensor::ElementType;
+
+    use super::{super::messages::TensorMetadata, *};
+
+    #[test]
+    fn contents_are_not_taken_for_another_output() {
+        let output = |name: &str| TensorMetadata {
+            name: name.into(),
+            datatype: "FP32".into(),
+            shape: vec![1],
+        };
+        let contents = |value: f32| Bytes::from(value.to_le_bytes().to_vec());
+        let read = |contents: Vec<Bytes>| {
+            let response = InferResponse {
+                outputs: vec![output("a"), output("b")],
+                raw_output_contents: contents,
+            };
+            read_response(&response, &[TensorSpec::new("a", ElementType::Fp32, [-1])])
+        };
+        let found = read(vec![contents(1.0), contents(2.0)]).unwrap();
+        assert_eq!(found[0].as_fp32(), Some(&[1.0][..]));
+        // Those of `b` alone: a server may have others in fields that are not read.
+        let refused = read(vec![contents(2.0)]).unwrap_err();
+        insta::assert_snapshot!(refused, @"InvalidResponse: expected the contents of 2 outputs, but found 1");
+    }
 }
