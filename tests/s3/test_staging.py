@@ -305,6 +305,22 @@ class Staging(unittest.TestCase):
         error = served.process.communicate(timeout=90)[1]
         self.assertIn("weights.bin", error)
         self.assertIn("to stay as it was", error)
+        # A manifest that is replaced after it was verified, and before it is stored.
+        self.push(prefix=f"s3://{BUCKET}/swapped")
+        key, reads, faults = f"swapped/{NAME}/{self.digest}/manifest.toml", [], Faults(self.weed.endpoint)
+        try:
+            def swap(request, _):
+                if request.command == "GET" and key in request.path:
+                    reads.append(request.path)
+                    if len(reads) == 2:
+                        self.weed.put(key, (BUNDLE / "manifest.toml").read_bytes() + b"# replaced\n")
+            faults.fault = swap
+            pulled = self.pull(f"s3://{BUCKET}/swapped/{NAME}", self.folder / "swapped", endpoint=faults.endpoint, check=False)
+        finally:
+            faults.stop()
+        self.assertEqual((pulled.returncode, len(reads)), (1, 2))
+        self.assertIn("to stay as it was during the download", pulled.stderr)
+        self.assertFalse((self.folder / "swapped").exists())
 
     def test_a_server_that_is_killed_and_comes_back(self):
         faults = Faults(self.weed.endpoint)

@@ -7,11 +7,12 @@ use std::{
     sync::Arc,
 };
 
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::repository::{
     Bundle, Meter,
-    bundle::{Home, MANIFEST},
+    bundle::{Home, MANIFEST, hex},
     folder::{self, Destination, sibling},
     manifest,
     s3::{Object, Store, Url},
@@ -107,6 +108,12 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
         Error::model(format!("`{manifest}` was deleted during the download"))
             .with_hint("run the command again")
     })?;
+    if hex(&Sha256::digest(&text)) != bundle.digest() {
+        return Err(Error::model(format!(
+            "expected `{manifest}` to stay as it was during the download, but found another one"
+        ))
+        .with_hint("push the bundle again"));
+    }
     fs::write(&path, text).map_err(Error::cannot("write", path.display()))
 }
 
