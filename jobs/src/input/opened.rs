@@ -10,11 +10,12 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use blake3::Hasher;
 use bytes::Bytes;
 
 use super::{
@@ -22,7 +23,7 @@ use super::{
     format::{Format, HEAD_BYTES, head_bytes},
     location::JobInput,
 };
-use crate::rows::Layout;
+use crate::rows::{Layout, reading};
 use kivu::{
     error::{Error, Result},
     repository::s3::{Object, Reader, Store, Url},
@@ -169,11 +170,7 @@ impl OpenInput {
                 Ok(Box::new(BufReader::new(part)))
             }
             Self::Stream(stream) => {
-                let contents = stream
-                    .contents
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
+                let contents = locked(&stream.contents).take();
                 contents.ok_or_else(|| self.not_seekable())
             }
             Self::Object(store, url, object) => {
@@ -188,12 +185,36 @@ impl OpenInput {
         compression: Compression,
         gauge: &BytesRead,
     ) -> Result<Box<dyn Read + Send>> {
-        let contents = compression.unpack(self.read_from(0)?, &gauge.packed);
-        let file = contents.map_err(crate::rows::reading)?;
+        let contents = match self {
+            Self::File(..) => Box::new(Hashed {
+                file: self.read_from(0)?,
+                hasher: Arc::clone(&gauge.hasher),
+            }),
+            _ => self.read_from(0)?,
+        };
+        let contents = compression.unpack(contents, &gauge.packed);
+        let file = contents.map_err(reading)?;
         Ok(Box::new(Counted {
             file,
             count: Arc::clone(&gauge.unpacked),
         }))
+    }
+
+    /// Refuses a file whose first bytes are others now than those counted in `gauge`: rows of both may be mixed. Bytes that
+    /// were appended do not matter.
+    pub fn check_read(&self, gauge: &BytesRead) -> Result<()> {
+        let read = locked(&gauge.hasher).clone();
+        let mut now = Hasher::new();
+        now.update_reader(self.read(0..read.count())?)
+            .map_err(reading)?;
+        if now.finalize() == read.finalize() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "expected `{}` to stay as it was while it is read, but found other bytes in it",
+            self.name()
+        ))
+        .with_hint("run the job again when nothing writes to the file"))
     }
 
     /// `length` bytes from `start` on.
@@ -259,6 +280,26 @@ impl OpenInput {
 pub struct BytesRead {
     packed: Arc<AtomicU64>,
     unpacked: Arc<AtomicU64>,
+    /// Hash of a file's bytes, packed.
+    hasher: Arc<Mutex<Hasher>>,
+}
+
+/// Hashes the bytes that are read.
+struct Hashed {
+    file: Box<dyn Read + Send>,
+    hasher: Arc<Mutex<Hasher>>,
+}
+
+impl Read for Hashed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        locked(&self.hasher).update(&buffer[..read]);
+        Ok(read)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl BytesRead {
@@ -321,7 +362,26 @@ impl Read for FilePart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::reading;
+
+    #[test]
+    fn bytes_that_were_read_must_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        let (input, gauge) = (OpenInput::file(&path).unwrap(), BytesRead::default());
+        let mut contents = input.unpacked(Compression::None, &gauge).unwrap();
+        io::copy(&mut contents, &mut io::sink()).unwrap();
+        std::fs::write(&path, "one\ntwo\nthree\n").unwrap();
+        input.check_read(&gauge).unwrap();
+        std::fs::write(&path, "one\ntoo\nthree\n").unwrap();
+        let error = input.check_read(&gauge).unwrap_err().to_string();
+        assert!(
+            error.ends_with("to stay as it was while it is read, but found other bytes in it; run the job again when nothing writes to the file"),
+            "{error}"
+        );
+        // Nothing is known of what was read from other places.
+        input.check_read(&BytesRead::default()).unwrap();
+    }
 
     #[test]
     fn a_file_is_read_up_to_its_size_when_it_was_opened() {

@@ -516,7 +516,7 @@ impl Job {
             writer,
         } = ready;
         let progress = writer.progress.clone();
-        let version = input.version()?;
+        let (version, gauge) = (input.version()?, rows.gauge.clone());
         let predict = async |row, texts| match &parts {
             Some(parts) => parts.answers(row, texts),
             None => answerer.answer(texts).await,
@@ -530,10 +530,17 @@ impl Job {
             stop,
         )
         .await?;
-        let (mut writer, end) = match processed {
+        let (mut writer, mut end) = match processed {
             Ok(processed) => processed,
             Err(rows) => return Ok(Ended::Unfinished(Progress { rows, ..progress })),
         };
+        let is_changed = matches!(end, End::Input) && input.version()? != version;
+        if is_changed {
+            let input = input.clone();
+            if let Err(error) = blocking(move || input.check_read(&gauge)).await {
+                end = End::Rows(error);
+            }
+        }
         match end {
             End::Input => {}
             End::Stopped => {
@@ -564,7 +571,7 @@ impl Job {
         }
         let finished = blocking(move || {
             let started = Instant::now();
-            if input.version()? != version {
+            if is_changed {
                 writer
                     .notes
                     .push("the input was changed while it was read".to_owned());

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
-        Arc,
+        Arc, Once,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -671,6 +671,46 @@ fn two_jobs_for_one_output_are_not_mixed() {
         watcher: Arc::new(Second(second)),
         ..job(&input, &output)
     });
+}
+
+#[test]
+fn rows_of_a_file_and_of_another_that_is_written_over_it_are_not_mixed() {
+    struct Rewriter(PathBuf, String, Once);
+    impl Watcher for Rewriter {
+        fn begin(&self, _: &str, _: u64) {}
+        fn advance(&self, _: u64, _: Option<f64>) {
+            // Without an empty file in between.
+            let rewrite = || fs::OpenOptions::new().write(true).open(&self.0).unwrap();
+            self.2
+                .call_once(|| rewrite().write_all(self.1.as_bytes()).unwrap());
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    let before = rows(20_000);
+    for (after, is_right) in [
+        (before.replace("cat", "dog"), false),
+        (before.clone() + &rows(1), true),
+    ] {
+        fs::write(&input, &before).unwrap();
+        let report = run(Job {
+            watcher: Arc::new(Rewriter(input.clone(), after, Once::new())),
+            ..job(&input, &output)
+        });
+        let report = report.unwrap();
+        if is_right {
+            assert_eq!(report.progress.rows, 20_000);
+            assert_eq!(report.notes, ["the input was changed while it was read"]);
+            continue;
+        }
+        assert_eq!(report.status, Status::Failed);
+        let error = report.error.unwrap();
+        assert!(
+            error.contains("to stay as it was while it is read"),
+            "{error}"
+        );
+        assert_eq!(names(folder.path()), ["in.jsonl", "out.jsonl.report.json"]);
+    }
 }
 
 #[test]
