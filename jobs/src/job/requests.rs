@@ -118,7 +118,10 @@ async fn respond(
             }
             Err(message) => (refused(line, message), false, 0),
         },
-        Err(error) => (refused("", error.message.to_string()), false, 0),
+        Err(error) => {
+            let message = error.message.to_string();
+            (refused(&message, message.clone()), false, 0)
+        }
     };
     if is_ok {
         return (Ok(Answer::from([Cell::Text(output.into())])), tokens);

@@ -1,11 +1,12 @@
 //! Files whose rows are requests: each row's response is a line of the output.
 
-use std::{collections::BTreeSet, fmt, io::Read};
+use std::{borrow::Cow, collections::BTreeSet, fmt, io::Read};
 
-use serde::{Deserializer, de};
+use serde::{Deserialize, Deserializer, de};
 
 use super::{
     chunk::{CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece},
+    ids::Ids,
     lines::Lines,
 };
 use crate::{
@@ -20,31 +21,55 @@ const CHUNK_BYTES: usize = 16 * 1024;
 /// Reads requests, which are lines.
 pub struct RequestReader {
     lines: Lines,
+    /// Rows so far.
+    rows: u64,
+    ids: Ids,
+}
+
+/// What tells a request's response from others.
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow)]
+    custom_id: Cow<'a, str>,
 }
 
 impl RequestReader {
     pub fn new(file: impl Read + Send + 'static) -> Self {
         Self {
             lines: Lines::new(file),
+            rows: 0,
+            ids: Ids::default(),
         }
     }
 
-    /// The next line; `None` at the end.
+    /// The next line, whose `custom_id` no earlier one has; `None` at the end.
     fn request(&mut self) -> Result<Option<Result<String, RowError>>> {
         let mut line = Vec::new();
         if !self.lines.next(&mut line)? {
             return Ok(None);
         }
+        self.rows += 1;
         let wrong = |message: String| RowError::new(ErrorKind::Row, message);
         if line.len() > MAX_ROW_BYTES {
             let message =
                 format!("expected a line of at most {MAX_ROW_BYTES} bytes, but found more");
             return Ok(Some(Err(wrong(message))));
         }
-        let line = String::from_utf8(line);
-        Ok(Some(line.map_err(|_| {
-            wrong("expected UTF-8, but found other bytes".to_owned())
-        })))
+        let Ok(line) = String::from_utf8(line) else {
+            let message = "expected UTF-8, but found other bytes".to_owned();
+            return Ok(Some(Err(wrong(message))));
+        };
+        match serde_json::from_str(&line) {
+            Ok(Named { custom_id }) if !self.ids.add(&custom_id) => {
+                let message = format!(
+                    "request {} has the `custom_id` of an earlier one",
+                    self.rows
+                );
+                Ok(Some(Err(wrong(message))))
+            }
+            // A line that is no request is refused with the reason.
+            _ => Ok(Some(Ok(line))),
+        }
     }
 }
 
@@ -63,9 +88,8 @@ impl RowReader for RequestReader {
     }
 
     fn skip(&mut self, rows: u64) -> Result<()> {
-        let mut line = Vec::new();
         for _ in 0..rows {
-            if !self.lines.next(&mut line)? {
+            if self.request()?.is_none() {
                 break;
             }
         }

@@ -1082,13 +1082,15 @@ fn the_program_reads_and_writes_pipes() {
     );
 }
 
-/// Requests with a `custom_id` each: right ones, one whose input is empty, one for another route, and no request.
+/// Requests with a `custom_id` each: right ones, one whose input is empty, one for another route, no request, and one with
+/// an earlier one's `custom_id`.
 const REQUESTS: &str = r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["the cat", "a dog"]}}
 {"custom_id": "b", "method": "POST", "url": "/v1/embeddings", "body": {"input": ""}}
 {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {}}
 {"custom_id": "d"}
 {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "other", "input": "x"}}
 {"custom_id": "f", "method": "POST", "url": "/v1/embeddings", "body": {"input": "the cat", "encoding_format": "base64"}}
+{"custom_id": "\u0061", "method": "POST", "url": "/v1/embeddings", "body": {"input": "another cat"}}
 "#;
 
 fn requests_job(input: &Path, output: &Path) -> Job {
@@ -1104,8 +1106,8 @@ fn requests_have_a_response_each_in_openais_form() {
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, REQUESTS).unwrap();
     let report = finished(requests_job(&input, &output));
-    assert_eq!(report.progress.rows, 6);
-    assert_eq!(report.progress.errors.values().sum::<u64>(), 4);
+    assert_eq!(report.progress.rows, 7);
+    assert_eq!(report.progress.errors.values().sum::<u64>(), 5);
     let lines: Vec<Value> = text(&output)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -1130,11 +1132,12 @@ fn requests_have_a_response_each_in_openais_form() {
             [null, null, null, "invalid_request"],
             [null, null, null, "invalid_request"],
             ["e", 404, null, null],
-            ["f", 200, 1, null]
+            ["f", 200, 1, null],
+            [null, null, null, "invalid_request"]
         ])
     );
     let ids: BTreeSet<_> = lines.iter().map(|line| line["id"].to_string()).collect();
-    assert_eq!(ids.len(), 6);
+    assert_eq!(ids.len(), 7);
     // The same bytes again, packed too.
     let first = text(&output);
     finished(Job {
@@ -1152,7 +1155,8 @@ fn requests_are_resumed_where_they_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let [input, output, whole] =
         ["in.jsonl", "out.jsonl", "whole.jsonl"].map(|name| folder.path().join(name));
-    fs::write(&input, REQUESTS.repeat(400)).unwrap();
+    let with_id = |number| REQUESTS.replace("_id\": \"", &format!("_id\": \"{number} "));
+    fs::write(&input, (0..400).map(with_id).collect::<String>()).unwrap();
     finished(requests_job(&input, &whole));
     let stopped = stopped(requests_job(&input, &output)).unwrap();
     assert!(matches!(stopped, Ended::Unfinished(_)), "{stopped:?}");
