@@ -353,6 +353,27 @@ class Events(Base):
         self.assertIn("was not written by Kivu", self.report("out/mine.jsonl")["error"])
         self.assertEqual([key for key in self.weed.keys("out/mine") if "checkpoint" in key], [])
 
+    def test_files_with_one_output_do_not_replace_it_in_turns(self):
+        function = Function(self.weed.endpoint, [BUNDLE], self.env | {"KIVU_BATCH__OUTPUT": f"s3://{BUCKET}/shared/"})
+        self.addCleanup(function.stop)
+        function.call(s3_event("in/same.jsonl", self.put("in/same.jsonl")))
+        event = self.version("in/same.jsonl", lines(rows(3)))
+        with self.assertRaisesRegex(RuntimeError, f"it is the output for `s3://{BUCKET}/in/same.jsonl`"):
+            function.call(event)
+        failures = function.call(sqs(event))["batchItemFailures"]
+        self.assertEqual(len(failures), 1)
+        self.assertEqual(len(parsed(self.weed.get("shared/same.jsonl"))), 5)
+        self.assertEqual(self.report("shared/same.jsonl")["rows"], 5)
+        # Nor is its report replaced by a failure's.
+        with self.assertRaisesRegex(RuntimeError, "it is the output for"):
+            function.call(self.version("in/same.jsonl", b'[{"text": "a"}]'))
+        self.assertEqual(self.report("shared/same.jsonl")["rows"], 5)
+        self.assertEqual(len(self.weed.keys("shared/")), 2)
+        self.weed.s3.delete_object(Bucket=BUCKET, Key="shared/same.jsonl")
+        event = self.version("in/same.jsonl", lines(rows(3)))
+        function.call(event)
+        self.assertEqual(len(parsed(self.weed.get("shared/same.jsonl"))), 3)
+
     def test_an_object_that_appears_during_a_job_stays(self):
         self.weed.put("in/late.jsonl", lines(rows(300)))
         faults = Faults(self.weed.endpoint)

@@ -272,7 +272,7 @@ impl Job {
                 ) {
                     Ok(None) => return Ok(ControlFlow::Break(Ended::Known)),
                     Ok(Some(checkpoint)) => checkpoint,
-                    // Reported as a failure, since a repeated event would fail too.
+                    // Reported as a failure if a repeated event would fail too.
                     Err(error) => return self.fail(error).map(ControlFlow::Break),
                 }
             }
@@ -693,7 +693,7 @@ impl Job {
 
     /// Writes the report next to the output; none for a stream.
     pub fn write_report(&self, report: &Report) -> Result<()> {
-        report_file::write(&self.output, report)
+        report_file::write(&self.output, report, self.existing)
     }
 
     /// Identifies the job, whose input has this version; `None` for a stream.

@@ -2,18 +2,21 @@
 
 use std::{
     fs::{self, Metadata, Permissions},
-    io::Write,
+    io::{self, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use super::{files::lookup, report::Report};
-use crate::input::location::JobOutput;
+use super::{
+    files::lookup,
+    report::{Report, Status},
+};
+use crate::input::location::{Existing, JobOutput};
 use kivu::{
     error::{Error, Result},
     regular_file,
-    repository::s3::{Condition, Store, Url, fit_key},
+    repository::s3::{Condition, Object, Store, Url, fit_key},
 };
 
 /// Suffix for report names.
@@ -65,25 +68,52 @@ pub fn check(path: &Path) -> Result<Option<Metadata>> {
 
 /// Checks that a report may be written to `url`, and returns the condition for writing it.
 pub fn check_object(store: &Arc<dyn Store>, url: &Url) -> Result<Condition> {
-    let Some(object) = store.head(url)? else {
-        return Ok(Condition::IsAbsent);
+    let found = read_object(store, url)?;
+    Ok(found.map_or(Condition::IsAbsent, |(_, object)| {
+        Condition::IsStill(object.etag)
+    }))
+}
+
+/// The report at `url`, unless it is empty.
+fn read_object(store: &Arc<dyn Store>, url: &Url) -> Result<Option<(Option<Report>, Object)>> {
+    match store.head(url)? {
+        None => return Ok(None),
+        Some(object) if object.size > MAX_BYTES => return Err(taken(url)),
+        Some(_) => {}
+    }
+    let Some((bytes, object)) = store.read(url)? else {
+        return Ok(None);
     };
-    if object.size > MAX_BYTES {
-        return Err(taken(url));
-    }
-    match store.read(url)? {
-        None => Ok(Condition::IsAbsent),
-        Some((bytes, object))
-            if bytes.is_empty() || serde_json::from_slice::<Report>(&bytes).is_ok() =>
-        {
-            Ok(Condition::IsStill(object.etag))
-        }
-        Some(_) => Err(taken(url)),
-    }
+    let report = match bytes.is_empty() {
+        true => None,
+        false => Some(serde_json::from_slice(&bytes).map_err(|_| taken(url))?),
+    };
+    Ok(Some((report, object)))
+}
+
+/// Refuses to replace the output at `url` if its report says that it is the one for another object than `input`: rules
+/// may give several objects the same output.
+///
+/// # Errors
+/// They are temporary, and not reported where the other output's report is: an event that is repeated in vain raises an
+/// alarm.
+pub fn check_output(store: &Arc<dyn Store>, url: &Url, input: &str) -> Result<()> {
+    let is_object = |name: &str| name.starts_with("s3://");
+    let found = read_object(store, &url_of(url))?.and_then(|(report, _)| report);
+    let is_other = |report: &Report| {
+        report.status == Status::Finished && report.input != input && is_object(&report.input)
+    };
+    let Some(report) = found.filter(|report| is_object(input) && is_other(report)) else {
+        return Ok(());
+    };
+    let found = format!("it is the output for `{}`", report.input);
+    let action = format!("cannot replace `{url}`");
+    let error = Error::io(action)(io::Error::new(io::ErrorKind::AlreadyExists, found));
+    Err(error.with_hint("choose another output, remove it, or replace it with `--overwrite`"))
 }
 
 /// Writes the report for an output that is not a stream.
-pub fn write(output: &JobOutput, report: &Report) -> Result<()> {
+pub fn write(output: &JobOutput, report: &Report, existing: Existing) -> Result<()> {
     let text = serde_json::to_string_pretty(report)
         .map_err(|error| Error::inference_because("the report cannot be written", error))?;
     let text = text + "\n";
@@ -91,8 +121,12 @@ pub fn write(output: &JobOutput, report: &Report) -> Result<()> {
         _ if output.stream().is_some() => Ok(()),
         JobOutput::Stdout => Ok(()),
         JobOutput::File(path) => write_file(&path_of(path), text.as_bytes()),
-        JobOutput::Object(store, url) => {
-            let url = url_of(url);
+        JobOutput::Object(store, output) => {
+            let is_new = report.status == Status::Finished || existing.overwrite;
+            if !is_new && store.head(output)?.is_some() {
+                check_output(store, output, &report.input)?;
+            }
+            let url = url_of(output);
             for _ in 0..TRIES {
                 let condition = check_object(store, &url)?;
                 if store.put(&url, text.clone().into(), &condition)?.is_some() {

@@ -12,7 +12,10 @@ use std::{io, sync::Arc, time::Duration};
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::checkpoint::{Checkpoint, State, Storage, encode, parse};
+use super::{
+    checkpoint::{Checkpoint, State, Storage, encode, parse},
+    report_file,
+};
 use crate::input::location::{Existing, JobInput};
 use kivu::{
     error::{Error, Result},
@@ -93,7 +96,12 @@ pub fn claim(
             existing,
         };
         // Checked after the claim: from now on, no other process writes this job's output.
-        match storage.found(job)? {
+        let found = storage.found(job).inspect_err(|_| {
+            if is_new {
+                let _ = storage.forget();
+            }
+        });
+        match found? {
             Found::Own if is_new => {
                 storage.forget()?;
                 return Ok(None);
@@ -137,11 +145,18 @@ pub fn is_of(object: &Object, job: &str) -> bool {
 
 impl S3Storage {
     /// The object at the output's key. Another job's output, for example for an older input version, is replaced.
+    ///
+    /// # Errors
+    /// It is the output for another object.
     fn found(&self, job: &str) -> Result<Found> {
         Ok(match self.store.head(&self.output)? {
             None => Found::Replaceable(Condition::IsAbsent),
             Some(object) if is_of(&object, job) => Found::Own,
-            Some(object) if self.existing.overwrite || object.metadata.contains_key(JOB) => {
+            Some(object) if self.existing.overwrite => {
+                Found::Replaceable(Condition::IsStill(object.etag))
+            }
+            Some(object) if object.metadata.contains_key(JOB) => {
+                report_file::check_output(&self.store, &self.output, &self.input.to_string())?;
                 Found::Replaceable(Condition::IsStill(object.etag))
             }
             Some(_) => Found::Foreign,
