@@ -211,7 +211,7 @@ class Faults:
                     if name.lower() not in ("transfer-encoding", "connection", "content-length"):
                         self.send_header(name, value)
                 declared = answer.getheader("content-length") if self.command == "HEAD" else str(len(data))
-                if declared is not None:
+                if declared is not None and fault != "size":
                     self.send_header("content-length", declared)
                 self.end_headers()
                 if self.command == "HEAD":

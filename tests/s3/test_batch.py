@@ -374,6 +374,21 @@ class Events(Base):
         function.call(event)
         self.assertEqual(len(parsed(self.weed.get("shared/same.jsonl"))), 3)
 
+    def test_an_object_without_a_size_is_no_empty_one(self):
+        faults = Faults(self.weed.endpoint)
+        faults.fault = lambda request, _: "size" if request.command == "HEAD" else None
+        function = Function(faults.endpoint, [CLASSIFIER], self.env)
+        try:
+            event = s3_event("in/sizeless.jsonl", self.put("in/sizeless.jsonl", lines(rows(3))))
+            with self.assertRaisesRegex(RuntimeError, "Content-Length"):
+                function.call(event)
+            faults.fault = None
+            function.call(event)
+            self.assertEqual(len(parsed(self.weed.get("out/sizeless.jsonl"))), 3)
+        finally:
+            function.stop()
+            faults.stop()
+
     def test_an_object_that_appears_during_a_job_stays(self):
         self.weed.put("in/late.jsonl", lines(rows(300)))
         faults = Faults(self.weed.endpoint)

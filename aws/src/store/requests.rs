@@ -22,6 +22,7 @@ use kivu::{
 
 /// Version id of an object that was written while its bucket had no versioning.
 const NO_VERSION: &str = "null";
+const NO_SIZE: &str = "the response has no `Content-Length`";
 /// Range size: smaller ones cost more per byte.
 const RANGE_BYTES: u64 = 6 * 1024 * 1024;
 /// Ranges that are read at once; with the one in use, 38 MB at most.
@@ -43,12 +44,13 @@ impl Store for S3 {
             .bucket(&url.bucket)
             .key(&url.key);
         let head = connection.send(move || request.clone().send());
-        let head = found(head, || format!("cannot read `{url}`"))?;
-        Ok(head.map(|head| Object {
-            size: head
-                .content_length()
-                .and_then(|size| size.try_into().ok())
-                .unwrap_or(0),
+        let action = || format!("cannot read `{url}`");
+        let Some(head) = found(head, action)? else {
+            return Ok(None);
+        };
+        let size = head.content_length().and_then(|size| size.try_into().ok());
+        Ok(Some(Object {
+            size: size.ok_or_else(|| RequestError::permanent(NO_SIZE).during(action()))?,
             ..object(
                 head.e_tag(),
                 head.version_id().map(str::to_owned),
