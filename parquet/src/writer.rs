@@ -49,7 +49,11 @@ pub struct ParquetWriter {
 impl ParquetWriter {
     /// Writes the columns in `rows` and the answer columns.
     pub fn new(rows: &SchemaRef, columns: Columns) -> Result<Self> {
-        let is_taken = |name: &str| rows.column_with_name(name).is_some();
+        // Many engines ignore case.
+        let is_taken = |name: &str| {
+            let mut fields = rows.fields().iter();
+            fields.any(|field| field.name().eq_ignore_ascii_case(name))
+        };
         let all = columns
             .iter()
             .copied()

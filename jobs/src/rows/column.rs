@@ -21,7 +21,7 @@ pub enum Content {
 /// Finds the text column: `requested`, or the best in `columns`.
 ///
 /// A known name takes precedence over the type, since a column that begins with nulls may have texts later, and
-/// another column may be an id.
+/// another column may be an id. In its usual spelling it takes precedence over others, such as `Text`.
 pub fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Result<String> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
     let unique = |name: &str| match names.iter().filter(|other| **other == name).count() {
@@ -43,12 +43,16 @@ pub fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Re
         return found.and_then(|name| unique(name));
     }
     let known = |accepts: fn(Content) -> bool| {
-        let mut known = TEXT_COLUMNS
-            .iter()
-            .flat_map(|known| columns.iter().map(move |column| (known, column)));
-        let found =
-            known.find(|(known, (name, content))| is_named(name, known) && accepts(*content));
-        found.map(|(_, (name, _))| name.as_str())
+        TEXT_COLUMNS.iter().find_map(|known| {
+            let named = columns
+                .iter()
+                .filter(|(name, content)| is_named(name, known) && accepts(*content));
+            let named: Vec<&str> = named.map(|(name, _)| name.as_str()).collect();
+            match named.iter().find(|name| **name == *known) {
+                Some(usual) => Some(vec![*usual]),
+                None => (!named.is_empty()).then_some(named),
+            }
+        })
     };
     let best = known(|content| content != Content::Other).or_else(|| known(|_| true));
     let texts: Vec<&str> = columns
@@ -56,14 +60,20 @@ pub fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Re
         .filter(|(_, content)| *content == Content::Texts)
         .map(|(name, _)| name.as_str())
         .collect();
-    match (best, texts.as_slice()) {
-        (Some(name), _) => unique(name),
-        (None, [name]) => Ok((*name).to_owned()),
-        (None, []) => Err(Error::invalid(format!(
+    let best = best.unwrap_or_default();
+    match (best.as_slice(), texts.as_slice()) {
+        ([name, others @ ..], _) if others.iter().all(|other| other == name) => unique(name),
+        ([_, ..], _) => Err(Error::invalid(format!(
+            "expected one text column, but found {}",
+            quoted(&best)
+        ))
+        .with_hint("say which one with `column` (`--column`)")),
+        ([], [name]) => Ok((*name).to_owned()),
+        ([], []) => Err(Error::invalid(format!(
             "expected a text column, but found {}",
             quoted(&names)
         ))),
-        (None, _) => Err(Error::invalid(format!(
+        ([], _) => Err(Error::invalid(format!(
             "expected a column called `text` or another that is known, but found {}",
             quoted(&texts)
         ))
@@ -107,4 +117,22 @@ pub fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
         .into_iter()
         .chain(numbered);
     names.find(|name| !is_taken(name)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_differ_in_case_are_not_confused() {
+        let found = |names: &[&str]| {
+            let of = |name: &&str| ((*name).to_owned(), Content::Texts);
+            let columns: Vec<_> = names.iter().map(of).collect();
+            find_column(None, &columns).map_err(|error| error.to_string())
+        };
+        assert_eq!(found(&["TEXT", "Text", "text"]).unwrap(), "text");
+        assert_eq!(found(&["id", "Text"]).unwrap(), "Text");
+        insta::assert_snapshot!(found(&["TEXT", "Text"]).unwrap_err(), @"expected one text column, but found `TEXT`, `Text`; say which one with `column` (`--column`)");
+        insta::assert_snapshot!(found(&["Text", "Text"]).unwrap_err(), @"expected one text column, but found `Text` 2 times");
+    }
 }

@@ -373,9 +373,12 @@ fn write_result(
 }
 
 impl CsvHeader {
-    /// Names for the added columns, none of which the file uses.
+    /// Names for the added columns, none of which the file uses. Many databases ignore case.
     fn answers(&self, columns: &[Column]) -> impl Iterator<Item = String> {
-        let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
+        let is_taken = |name: &str| {
+            let mut names = self.names.iter();
+            names.any(|taken| taken.eq_ignore_ascii_case(name))
+        };
         names(columns).map(move |name| free_name(name, is_taken))
     }
 
