@@ -14,6 +14,7 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         Input,
+        classification::ranking::{RankingOptions, RankingPipeline},
         embedding::{
             DenseSettings, EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings,
             pooling::Pooling, similarity::Similarity,
@@ -124,6 +125,10 @@ fn signature() -> Signature {
 }
 
 fn embedder(backend: ScriptedBackend) -> EmbeddingPipeline {
+    compared(backend, Similarity::Cosine)
+}
+
+fn compared(backend: ScriptedBackend, similarity: Similarity) -> EmbeddingPipeline {
     let backend = TensorEncoder::shared(backend).unwrap();
     let settings = EmbeddingSettings {
         dense: Some(DenseSettings {
@@ -131,7 +136,7 @@ fn embedder(backend: ScriptedBackend) -> EmbeddingPipeline {
             pooling: Pooling::Mean,
             normalize: false,
             dimensions: 2,
-            similarity: Similarity::Cosine,
+            similarity,
         }),
         sparse: None,
         multi_vector: None,
@@ -151,6 +156,16 @@ fn embed(pipeline: &EmbeddingPipeline, texts: &[String]) -> Vec<Vec<f32>> {
     wait(pipeline.embed(inputs, &OPTIONS, deadline()))
         .unwrap()
         .vectors
+}
+
+/// A model each of whose tokens has a large value and its opposite.
+fn scripted_values(value: f32) -> ScriptedBackend {
+    ScriptedBackend::new(signature(), move |_| {
+        Ok(vec![Tensor::new(
+            vec![1, 2],
+            Elements::Fp32(vec![value, -value]),
+        )?])
+    })
 }
 
 /// A row too many may mean that the output belongs to another request.
@@ -181,12 +196,7 @@ fn vectors_beyond_the_range_of_floats_are_refused() {
     for (value, normalize, is_right) in
         [(1e18, true, true), (1e30, true, false), (1e30, false, true)]
     {
-        let pipeline = embedder(ScriptedBackend::new(signature(), move |_| {
-            Ok(vec![Tensor::new(
-                vec![1, 2],
-                Elements::Fp32(vec![value, -value]),
-            )?])
-        }));
+        let pipeline = embedder(scripted_values(value));
         let options = EmbeddingOptions {
             normalize: Some(normalize),
             ..OPTIONS
@@ -194,6 +204,26 @@ fn vectors_beyond_the_range_of_floats_are_refused() {
         let found = wait(pipeline.embed(vec![Input::Text("cat".to_owned())], &options, deadline()));
         match found {
             Ok(found) => assert!(is_right && found.vectors[0][0] != 0.0, "{value}"),
+            Err(error) => assert!(
+                !is_right && error.to_string().contains("within the range of floats"),
+                "{error}"
+            ),
+        }
+    }
+}
+
+#[test]
+fn scores_beyond_the_range_of_floats_are_refused() {
+    for (value, is_right) in [(1e18, true), (1e30, false)] {
+        let pipeline =
+            RankingPipeline::Embedding(compared(scripted_values(value), Similarity::Dot));
+        let options = RankingOptions {
+            truncation: OPTIONS.truncation,
+            raw_scores: true,
+        };
+        let (query, texts) = ("cat".to_owned(), vec!["dog".to_owned()]);
+        match wait(pipeline.score(query, texts, options, deadline())) {
+            Ok((scores, _)) => assert!(is_right && scores[0].is_finite(), "{scores:?}"),
             Err(error) => assert!(
                 !is_right && error.to_string().contains("within the range of floats"),
                 "{error}"

@@ -9,7 +9,8 @@ use super::{ClassificationPipeline, listwise::ListwisePipeline, scores::ScoreFun
 use crate::backend::Deadline;
 use crate::pipeline::{
     embedding::{
-        EmbeddingOptions, EmbeddingPipeline, VectorKind, roles::TextRole, similarity::Similarity,
+        EmbeddingOptions, EmbeddingPipeline, VectorKind, check_finite, roles::TextRole,
+        similarity::Similarity,
     },
     encoder::{encoding::Input, usage::Usage},
 };
@@ -85,6 +86,18 @@ impl RankingPipeline {
 
     /// Scores in text order.
     pub async fn score(
+        &self,
+        query: String,
+        texts: Vec<String>,
+        options: RankingOptions,
+        deadline: Deadline,
+    ) -> Result<(Vec<f32>, Usage)> {
+        let (scores, usage) = self.computed(query, texts, options, deadline).await?;
+        check_finite([&scores])?;
+        Ok((scores, usage))
+    }
+
+    async fn computed(
         &self,
         query: String,
         texts: Vec<String>,

@@ -556,13 +556,13 @@ fn dense_vector(
     vector
 }
 
-/// Refuses vectors whose sums or lengths exceeded the range of floats, though the model's values are finite.
-fn check_finite<'a>(vectors: impl IntoIterator<Item = &'a Vec<f32>>) -> Result<()> {
+/// Refuses vectors or scores whose sums or lengths exceeded the range of floats, though the model's values are finite.
+pub(crate) fn check_finite<'a>(vectors: impl IntoIterator<Item = &'a Vec<f32>>) -> Result<()> {
     let mut values = vectors.into_iter().flatten();
     match values.all(|value| value.is_finite()) {
         true => Ok(()),
         false => Err(Error::inference(
-            "expected vectors within the range of floats, but found larger ones",
+            "expected results within the range of floats, but found larger ones",
         )),
     }
 }
