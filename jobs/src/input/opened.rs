@@ -143,6 +143,17 @@ impl OpenInput {
         }
     }
 
+    /// When a file was last written to, in seconds and nanoseconds.
+    pub fn modified(&self) -> Result<Option<[i64; 2]>> {
+        let Self::File(file, path, _) = self else {
+            return Ok(None);
+        };
+        let found = file
+            .metadata()
+            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        Ok(Some([found.mtime(), found.mtime_nsec()]))
+    }
+
     fn name(&self) -> String {
         match self {
             Self::File(_, path, _) => path.display().to_string(),
@@ -201,17 +212,22 @@ impl OpenInput {
     }
 
     /// Refuses a file whose first bytes are others now than those counted in `gauge`: rows of both may be mixed. Bytes that
-    /// were appended do not matter.
-    pub fn check_read(&self, gauge: &BytesRead) -> Result<()> {
+    /// were appended do not matter. One that is read from many places, as Parquet is, must not be written to.
+    pub fn check_read(&self, gauge: &BytesRead, modified: Option<[i64; 2]>) -> Result<()> {
         let read = locked(&gauge.hasher).clone();
-        let mut now = Hasher::new();
-        now.update_reader(self.read(0..read.count())?)
-            .map_err(reading)?;
-        if now.finalize() == read.finalize() {
+        let is_same = match read.count() {
+            0 => self.modified()? == modified,
+            count => {
+                let mut now = Hasher::new();
+                now.update_reader(self.read(0..count)?).map_err(reading)?;
+                now.finalize() == read.finalize()
+            }
+        };
+        if is_same {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "expected `{}` to stay as it was while it is read, but found other bytes in it",
+            "expected `{}` to stay as it was while it is read, but it was written to",
             self.name()
         ))
         .with_hint("run the job again when nothing writes to the file"))
@@ -372,15 +388,16 @@ mod tests {
         let mut contents = input.unpacked(Compression::None, &gauge).unwrap();
         io::copy(&mut contents, &mut io::sink()).unwrap();
         std::fs::write(&path, "one\ntwo\nthree\n").unwrap();
-        input.check_read(&gauge).unwrap();
+        input.check_read(&gauge, None).unwrap();
         std::fs::write(&path, "one\ntoo\nthree\n").unwrap();
-        let error = input.check_read(&gauge).unwrap_err().to_string();
+        let error = input.check_read(&gauge, None).unwrap_err().to_string();
         assert!(
-            error.ends_with("to stay as it was while it is read, but found other bytes in it; run the job again when nothing writes to the file"),
+            error.ends_with("to stay as it was while it is read, but it was written to; run the job again when nothing writes to the file"),
             "{error}"
         );
-        // Nothing is known of what was read from other places.
-        input.check_read(&BytesRead::default()).unwrap();
+        let (gauge, modified) = (BytesRead::default(), input.modified().unwrap());
+        input.check_read(&gauge, modified).unwrap();
+        input.check_read(&gauge, Some([0, 0])).unwrap_err();
     }
 
     #[test]

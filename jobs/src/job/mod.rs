@@ -516,7 +516,8 @@ impl Job {
             writer,
         } = ready;
         let progress = writer.progress.clone();
-        let (version, gauge) = (input.version()?, rows.gauge.clone());
+        let (version, modified) = (input.version()?, input.modified()?);
+        let gauge = rows.gauge.clone();
         let predict = async |row, texts| match &parts {
             Some(parts) => parts.answers(row, texts),
             None => answerer.answer(texts).await,
@@ -537,7 +538,7 @@ impl Job {
         let is_changed = matches!(end, End::Input) && input.version()? != version;
         if is_changed {
             let input = input.clone();
-            if let Err(error) = blocking(move || input.check_read(&gauge)).await {
+            if let Err(error) = blocking(move || input.check_read(&gauge, modified)).await {
                 end = End::Rows(error);
             }
         }
