@@ -738,7 +738,10 @@ class Maps(Base):
         for event in ({"range": first, "of": index}, {"join": {"of": index}}):
             with self.assertRaisesRegex(RuntimeError, "was changed during the execution; start the state machine again"):
                 self.function.call(event)
+        # The same run finds the ranges of the file as it is now.
+        self.weed.put("in/new.jsonl", lines(rows(200, start=10**6)))
         index = self.index("in/new.jsonl")
+        self.assertEqual(self.ranges(index), self.ranges(self.index("in/new.jsonl", run="fresh")))
         with self.assertRaisesRegex(RuntimeError, "expected 99 rows after row 0, but found 64"):
             self.function.call({"range": self.ranges(index)[0] | {"rows": 99}, "of": index})
 

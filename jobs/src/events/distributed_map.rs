@@ -209,10 +209,10 @@ impl Plan {
             .with_key(fit_key(&format!("{}.parts-{run}/", self.output.key)))
     }
 
-    /// The object with a run's ranges.
+    /// The object with a run's ranges. Those of another version of the file are other ranges, which no call continues.
     fn ranges(&self, run: &str) -> Url {
         let prefix = self.parts(run);
-        prefix.with_key(format!("{}ranges.jsonl", prefix.key))
+        prefix.with_key(format!("{}ranges-{}.jsonl", prefix.key, &self.id[..16]))
     }
 }
 
