@@ -27,7 +27,7 @@ use crate::{
     input::compression::Packer,
     output::answer::{Cell, Column, Columns, ErrorKind, RowError, RowResult, names},
 };
-use kivu::error::{Error, Message, Result};
+use kivu::error::{Error, Message, Result, quoted};
 
 pub struct CsvReader {
     source: Source,
@@ -49,21 +49,28 @@ impl CsvReader {
             source,
             splitter,
             header,
-            mut notes,
+            notes,
         } = OpenedCsv::read(file, &layout.csv)?;
         let names = &header.names;
-        let is_guessed = layout.column.is_none() && header.has_header && names.len() == 1;
+        let is_guessed = layout.column.is_none()
+            && layout.csv.header.is_none()
+            && header.has_header
+            && names.len() == 1;
         let columns: Vec<_> = names
             .iter()
             .map(|name| (name.clone(), Content::Texts))
             .collect();
         let column = find_column(layout.column.as_deref(), &columns)?;
+        // The first line may be a text, which would be lost.
         if is_guessed && !is_known(&column) {
-            notes.push(
-                "the first line is taken for a header, and its only column for the texts; without a header, set \
-                 `header` to `false` (`--no-header`)"
-                    .to_owned(),
-            );
+            return Err(Error::invalid(format!(
+                "expected a column whose name is known, but found only {}",
+                quoted(&[&column])
+            ))
+            .with_hint(
+                "if it is the texts' column, name it with `column` (`--column`), or if the first line is a text, \
+                 set `header` to `false` (`--no-header`)",
+            ));
         }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
         Ok(Self {
@@ -832,6 +839,16 @@ mod tests {
         good,good,0.5,
         bad,bad,0.5,
         ");
+        // Without the option, the first text would be taken for a name.
+        for file in ["I love it\nbad\n", "\u{feff}Good\n", "\"a, b\"\nc\n"] {
+            let refused = refused(file, &[]);
+            assert!(
+                refused.ends_with("set `header` to `false` (`--no-header`)"),
+                "{refused}"
+            );
+        }
+        let named = texts(b"opinion\nbad\n", &layout(&[("header", "true")]));
+        assert_eq!(named.unwrap(), [Ok("bad".to_owned())]);
         insta::assert_snapshot!(refused("1,good\n2,bad\n", &options), @"expected a column called `text` or another that is known, but found `column1`, `column2`; say which one with `column` (`--column`)");
         // One row may have another delimiter in its text.
         let column = |file: &str| {

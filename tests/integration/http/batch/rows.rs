@@ -55,8 +55,13 @@ fn the_report_names_the_column_of_texts() {
         lines[0]
     );
     assert!(lines[1].contains("\"embedding\":["), "{}", lines[1]);
-    let (report, _) = processed("a.csv", b"opinion\nawful\n", "b.csv");
-    assert_eq!(report.text_column.as_deref(), Some("opinion"));
+    let (report, _) = processed("a.csv", b"review\nawful\n", "b.csv");
+    assert_eq!(report.text_column.as_deref(), Some("review"));
+    // The only column's name may be a text.
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("a.csv");
+    fs::write(&input, "opinion\nawful\n").unwrap();
+    insta::assert_snapshot!(failure(&input, "b.csv"), @"expected a column whose name is known, but found only `opinion`; if it is the texts' column, name it with `column` (`--column`), or if the first line is a text, set `header` to `false` (`--no-header`)");
     let (report, _) = processed("a.jsonl", b"{\"id\": \"a1\"}\n", "b.jsonl");
     assert_eq!(report.text_column.as_deref(), Some("id"));
 }
