@@ -145,10 +145,17 @@ fn ids(line: &str) -> (String, String) {
     )
 }
 
+/// The response to a line that is not a request, with the line's own id if it has one.
 fn refused(line: &str, message: String) -> String {
+    #[derive(Deserialize)]
+    struct Named {
+        custom_id: String,
+    }
+
+    let named = serde_json::from_str::<Named>(line).ok();
     written(&Output {
         id: ids(line).0,
-        custom_id: None,
+        custom_id: named.as_ref().map(|named| named.custom_id.as_str()),
         response: None,
         error: Some(Refusal {
             code: INVALID,
@@ -203,5 +210,28 @@ mod tests {
         insta::assert_snapshot!(refused(r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}"#), @"the line is not a request with `custom_id`, `method`, `url` and `body`: missing field `body` at line 1 column 61");
         insta::assert_snapshot!(refused(r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}, "priority": 1}"#), @"the line is not a request with `custom_id`, `method`, `url` and `body`: unknown field `priority`, expected one of `custom_id`, `method`, `url`, `body` at line 1 column 84");
         assert!(refused("{").contains("EOF"));
+    }
+
+    /// OpenAI's clients find the request of a response, or of an error, by this id.
+    #[test]
+    fn refusals_keep_the_id_of_their_line() {
+        let id = |line: &str| {
+            let output: serde_json::Value =
+                serde_json::from_str(&refused(line, String::new())).unwrap();
+            output["custom_id"].clone()
+        };
+        assert_eq!(
+            id(r#"{"custom_id": "a", "method": "GET", "url": "/v1/rerank"}"#),
+            "a"
+        );
+        for line in [
+            "",
+            "{",
+            "[]",
+            r#"{"custom_id": 7}"#,
+            r#"{"method": "POST"}"#,
+        ] {
+            assert!(id(line).is_null(), "{line}");
+        }
     }
 }
