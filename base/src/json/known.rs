@@ -1,7 +1,7 @@
 //! Fields that an object may have: which are read, which have no effect, and which are refused.
 //!
 //! Objects may have other fields, which are ignored. A misspelt option would be ignored as well, so that a name close to
-//! a known one is refused.
+//! a known one is refused. So are fields of other APIs for the same work, which a client sends to the wrong route.
 
 use serde_json::Value;
 
@@ -19,6 +19,8 @@ pub struct Fields {
     pub without_effect: &'static [&'static str],
     /// Fields that would change results, but are not supported.
     pub refused: &'static [Refused],
+    /// Fields that other objects for the same work have. They are refused, but no other name is taken for one of them.
+    pub foreign: &'static [Refused],
     /// Known fields of nested objects, by the name of the outer field; also for objects in lists.
     pub inner: &'static [(&'static str, Known)],
 }
@@ -57,13 +59,18 @@ impl Found {
             let inner = inner.find(|(field, _)| *field == name);
             return Self::Known(inner.map_or(&[], |(_, inner)| inner));
         }
-        for fields in known {
-            if let Some(refused) = fields.refused.iter().find(|field| field.name == name) {
-                return Self::Refused(refused);
-            }
+        let refused = |of: fn(&Fields) -> &'static [Refused]| {
+            let mut refused = known.iter().flat_map(|fields| of(fields));
+            refused.find(|field| field.name == name).map(Self::Refused)
+        };
+        if let Some(refused) = refused(|fields| fields.refused) {
+            return refused;
         }
         if known.iter().any(|all| all.without_effect.contains(&name)) {
             return Self::Known(&[]);
+        }
+        if let Some(foreign) = refused(|fields| fields.foreign) {
+            return foreign;
         }
         nearest(name, known).map_or(Self::Unknown, |right| {
             Self::Misspelt(name.to_owned(), right)
@@ -107,7 +114,7 @@ fn nearest(name: &str, known: Known) -> Option<&'static str> {
 }
 
 impl Fields {
-    /// All names.
+    /// All names but foreign ones.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         let refused = self.refused.iter().map(|field| field.name);
         self.read

@@ -192,6 +192,7 @@ mod tests {
             unless: &["1", "\"fast\""],
             hint: "leave it out",
         }],
+        foreign: &[],
         inner: &[],
     };
     static OUTER: Fields = Fields {
@@ -201,6 +202,11 @@ mod tests {
             name: "images",
             unless: &[],
             hint: "models read texts",
+        }],
+        foreign: &[Refused {
+            name: "output_dimension",
+            unless: &["7"],
+            hint: "use `dimensions`",
         }],
         inner: &[("options", &[&INNER]), ("texts", &[&INNER])],
     };
@@ -255,6 +261,7 @@ mod tests {
             json!({ "options": { "mode": 2 } }),
             json!({ "texts": [{ "text": "a", "mode": "a text" }] }),
             json!({ "texts": [{ "text": "a" }, { "text": "a", "mode": true }] }),
+            json!({ "output_dimension": 8 }),
         ];
         let errors = errors.map(|body| error(&body).unwrap());
         insta::assert_snapshot!(errors.join("\n"), @r"
@@ -265,6 +272,7 @@ mod tests {
         `options.mode: 2` is not supported: leave it out
         `texts[0].mode` is not supported: leave it out
         `texts[1].mode: true` is not supported: leave it out
+        `output_dimension: 8` is not supported: use `dimensions`
         ");
     }
 
@@ -281,6 +289,7 @@ mod tests {
             json!({ "options": { "mode": ["fast", "fast"] } }),
             json!({ "user": "a", "extra": 1, "metadata": {}, "tops": 1, "to": 1, "toq": 1, "uzzr": 1 }),
             json!({ "options": null, "texts": ["a", { "text": "a", "text_pair": "b" }] }),
+            json!({ "output_dimension": 7, "output_dimensionx": 8 }),
         ] {
             assert_eq!(error(&body), None, "{body}");
         }

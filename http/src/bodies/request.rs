@@ -13,6 +13,7 @@ use serde_json::Value;
 pub use super::context::Context;
 use super::{
     body::{self, ReadBody},
+    inputs::one_value,
     rejection::Rejection,
 };
 use crate::{auth, fields, service::app::App};
@@ -252,9 +253,24 @@ pub fn parse<T: RequestBody>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
     json::read_known(bytes, budget, known).map_err(|error| error.explain(bytes))
 }
 
-/// The model that a body names.
-pub fn model_name(body: &Value) -> Option<&str> {
-    body.get("model").and_then(Value::as_str)
+/// The model that a body, or its `parameters`, names.
+pub fn model_name(body: &Value) -> Result<Option<String>, Error> {
+    let named = |object: Option<&Value>, field: &str| match object.and_then(|it| it.get("model")) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(name)) => Ok(Some(name.clone())),
+        Some(other) => Err(Error::invalid(format!(
+            "expected `{field}` to be a string, but found {}",
+            json::kind(other)
+        ))
+        .in_field(field)),
+    };
+    one_value([
+        ("model", named(Some(body), "model")?),
+        (
+            "parameters.model",
+            named(body.get("parameters"), "parameters.model")?,
+        ),
+    ])
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ async fn run_default(context: &Context, body: Value) -> ApiResult {
         let (_, pipeline) = context.embedding(name.as_deref()).await?;
         return similarity_with(context, pipeline, name.as_deref(), request).await;
     }
-    let name = model_name(&body).map(str::to_owned);
+    let name = model_name(&body)?;
     let model = context.model(name.as_deref()).await?;
     if name.is_none() {
         check_default(context, model, &body)?;
@@ -107,7 +107,7 @@ async fn run_task(
 ) -> ApiResult {
     let scope = context.scope();
     check_parameters(model, &body)?;
-    check(&body, known_fields(&model.pipeline)?)?;
+    check(&body, known_fields(&model.pipeline, form)?)?;
     let body = with_options(&model.pipeline, body, form)?;
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
@@ -137,8 +137,10 @@ async fn run_task(
 }
 
 /// The fields of bodies for a model's task.
-fn known_fields(pipeline: &Pipeline) -> Result<Known> {
+fn known_fields(pipeline: &Pipeline, form: Form) -> Result<Known> {
     known(match pipeline {
+        Pipeline::Classification(_) if form == Form::Tei => "body.predict",
+        Pipeline::Ranking(_) if form == Form::Tei => "body.tei_rerank",
         Pipeline::Embedding(_) => "body.features",
         Pipeline::Classification(_) => "body.classification",
         Pipeline::TokenClassification(_) => "body.tokens",
@@ -288,6 +290,24 @@ pub async fn vertex(
         .into_response())
 }
 
+/// Refuses a body that names another model than the path, or another prompt.
+fn check_same(context: &Context, path: &str, body: &str) -> Result<()> {
+    let named = |name: &str| {
+        let model = context.models.find(Some(name)).ok()?;
+        Some((model.name.clone(), context.models.named_prompt(Some(name))))
+    };
+    if path == body || named(path).is_some_and(|found| named(body) == Some(found)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "`model` is `{}`, but the path names `{}`",
+        body.escape_debug(),
+        path.escape_debug()
+    ))
+    .in_field("model")
+    .with_hint("leave `model` out, or change the path"))
+}
+
 /// Run a model
 pub async fn infer(
     InPath(name): InPath<String>,
@@ -297,6 +317,9 @@ pub async fn infer(
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }
     let model = context.model(Some(&name)).await?;
+    if let Some(other) = model_name(&body)? {
+        check_same(&context, &name, &other)?;
+    }
     if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
         return similarity_with(&context, pipeline, Some(&name), similarity_request(body)?).await;
     }
@@ -310,4 +333,75 @@ pub async fn infer(
         Form::Hub,
     )
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::scripted::ask;
+
+    #[tokio::test]
+    async fn a_body_names_the_models_of_its_path() {
+        let parameters = json!({ "model": "classification" });
+        let mut found = String::new();
+        for (path, body) in [
+            (
+                "/models/embedding",
+                json!({ "inputs": "a", "model": "classification" }),
+            ),
+            (
+                "/models/embedding",
+                json!({ "inputs": "a", "model": "nothing" }),
+            ),
+            (
+                "/models/embedding",
+                json!({ "inputs": "a", "model": "embedding:query" }),
+            ),
+            (
+                "/models/classification",
+                json!({ "inputs": "a", "model": 7 }),
+            ),
+            (
+                "/models/token-classification",
+                json!({ "inputs": "a", "parameters": parameters }),
+            ),
+            (
+                "/models/nothing",
+                json!({ "inputs": "a", "model": "embedding" }),
+            ),
+            ("/", json!({ "inputs": "a", "model": 7 })),
+            (
+                "/",
+                json!({ "inputs": "a", "model": "embedding", "parameters": parameters }),
+            ),
+            (
+                "/vertex",
+                json!({ "instances": [{ "inputs": "a", "model": ["embedding"] }] }),
+            ),
+        ] {
+            let (status, answer) = ask(path, &body).await;
+            found += &format!(
+                "{path}: {} {}\n",
+                status.as_u16(),
+                answer["error"].as_str().unwrap_or_default()
+            );
+        }
+        insta::assert_snapshot!(found, @r"
+        /models/embedding: 422 `model` is `classification`, but the path names `embedding`; leave `model` out, or change the path
+        /models/embedding: 422 `model` is `nothing`, but the path names `embedding`; leave `model` out, or change the path
+        /models/embedding: 422 `model` is `embedding:query`, but the path names `embedding`; leave `model` out, or change the path
+        /models/classification: 422 expected `model` to be a string, but found a number
+        /models/token-classification: 422 `model` is `classification`, but the path names `token-classification`; leave `model` out, or change the path
+        /models/nothing: 404 unknown model `nothing`; known models: `embedding`, `classification`, `token-classification`, `zero-shot`, `ranking`, `translation`
+        /: 422 expected `model` to be a string, but found a number
+        /: 422 `model` and `parameters.model` have different values; leave one of them out
+        /vertex: 422 expected `model` to be a string, but found a list
+        ");
+        let same = json!({ "inputs": "a", "model": "embedding:latest", "dimensions": 1 });
+        assert_eq!(ask("/models/embedding", &same).await.1, json!([[1.0]]));
+        // The first model would return a vector.
+        let named = json!({ "inputs": "a", "parameters": { "model": "token-classification" } });
+        assert_eq!(ask("/", &named).await.1, json!([]));
+    }
 }

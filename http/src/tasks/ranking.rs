@@ -109,37 +109,13 @@ pub async fn rerank(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiR
         .with_hint("leave one of them out")
         .into()),
         (false, true) => {
-            refuse_others(&body, DOCUMENTS, TEXTS)?;
-            documents_with(&context, from_known(body, known("body.rerank")?)?).await
+            documents_with(&context, from_known(body, known("body.documents")?)?).await
         }
-        (has_texts, false) => {
-            if has_texts {
-                refuse_others(&body, TEXTS, DOCUMENTS)?;
-            }
-            let body: RerankRequest = from_known(body, known("body.rerank")?)?;
+        (_, false) => {
+            let body: RerankRequest = from_known(body, known("body.tei_rerank")?)?;
             let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
             rerank_with(&context, &pipeline, body).await
         }
-    }
-}
-
-/// A form of `/rerank`: the field that it has in place of the other form's, and all fields.
-type Form = (&'static str, &'static str);
-const TEXTS: Form = ("texts", "body.tei_rerank");
-const DOCUMENTS: Form = ("documents", "body.documents");
-
-/// Refuses fields that only the other form reads.
-fn refuse_others(body: &Value, (form, own): Form, (other, others): Form) -> Result<()> {
-    let (own, others) = (known(own)?, known(others)?);
-    let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-    let is_read = |name: &str| own.iter().any(|fields| fields.read.contains(&name));
-    let mut others = others.iter().flat_map(|fields| fields.read);
-    match others.find(|name| has(name) && !is_read(name)) {
-        Some(name) => Err(Error::invalid(format!(
-            "expected `{name}` only beside `{other}`, but found it beside `{form}`"
-        ))
-        .in_field(name)),
-        None => Ok(()),
     }
 }
 

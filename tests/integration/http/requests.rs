@@ -535,10 +535,10 @@ async fn rerank_takes_texts_or_documents() {
         of_others.push(format!("{status} {}", error["error"]));
     }
     insta::assert_snapshot!(of_others.join("\n"), @r#"
-    422 Unprocessable Entity "expected `use_activation` only beside `documents`, but found it beside `texts`"
-    422 Unprocessable Entity "expected `top_k` only beside `documents`, but found it beside `texts`"
-    422 Unprocessable Entity "expected `truncation_direction` only beside `texts`, but found it beside `documents`"
-    422 Unprocessable Entity "expected `return_text` only beside `texts`, but found it beside `documents`"
+    422 Unprocessable Entity "`use_activation: false` is not supported: use `raw_scores`"
+    422 Unprocessable Entity "`top_k: 1` is not supported: use `top_n`"
+    422 Unprocessable Entity "`truncation_direction` is not supported: use `truncation_side`"
+    422 Unprocessable Entity "`return_text: true` is not supported: use `return_documents`"
     "#);
     let both = json!({ "query": "cat", "texts": ["dog"], "documents": ["dog"] });
     let (_, error) = ask(&app, "/rerank", &both).await;

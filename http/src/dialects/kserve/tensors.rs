@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     message::{InferInput, InferRequest, InputElements, Output},
@@ -9,10 +10,12 @@ use super::{
 };
 use crate::{
     bodies::{inputs as fields, request::Context},
+    fields::known,
     tasks::classification::prepare_zero_shot,
 };
 use kivu::{
     error::{Error, Result, quoted},
+    json::{Known, check},
     model::{Model, Pipeline},
     pipeline::{Input, Task, classification::scores::ScoreFunction},
     repository::{Manifest, TaskSettings, manifest::TensorNames},
@@ -189,6 +192,9 @@ pub async fn run<'a>(
         .try_for_each(|name| request.is_binary_requested(name).map(drop))?;
     interface.check_names(request)?;
     refuse_unused(model, &request.parameters)?;
+    let parameters = Value::Object(request.parameters.clone());
+    check(&parameters, task_parameters(&model.pipeline)?)
+        .map_err(|error| error.at("in `parameters`"))?;
     let (scope, deadline) = (context.scope(), context.deadline);
     let rows = || rows(context, &interface.names, request);
     let labelled = || -> Result<_> {
@@ -271,6 +277,19 @@ pub async fn run<'a>(
     Ok(outputs.into_iter().zip([output]).collect())
 }
 
+/// The parameters of a model's task. Those of other tasks are refused, since they would have no effect.
+fn task_parameters(pipeline: &Pipeline) -> Result<Known> {
+    known(match pipeline {
+        Pipeline::Embedding(_) => "body.infer_embedding",
+        Pipeline::Classification(_) => "body.infer_classification",
+        Pipeline::TokenClassification(_) => "body.infer_tokens",
+        Pipeline::ZeroShotEntities(_) => "body.infer_entities",
+        Pipeline::ZeroShot(_) => "body.infer_zero_shot",
+        Pipeline::Ranking(_) => "body.infer_ranking",
+        Pipeline::Translation(_) | Pipeline::TextToText(_) => "body.infer_generation",
+    })
+}
+
 enum Rows {
     Tokens(Vec<Vec<u32>>),
     Texts(Vec<String>),
@@ -288,6 +307,13 @@ impl Rows {
 /// Texts, or the token ids that the mask keeps.
 fn rows(context: &Context, names: &TensorNames, request: &InferRequest) -> Result<Rows> {
     let found = match (request.input(&names.text), request.input(&names.ids)) {
+        (Some(_), None) if request.input(&names.mask).is_some() => {
+            return Err(Error::invalid(format!(
+                "`{}` belongs to `{}`, but found it beside `{}`",
+                names.mask, names.ids, names.text
+            ))
+            .with_hint("leave it out"));
+        }
         (Some(_), None) => return texts(context, request, &names.text).map(Rows::Texts),
         (None, Some(ids)) => {
             return tokens(ids, request.input(&names.mask), context.app.limits.texts)
@@ -344,13 +370,16 @@ fn labels(input: &InferInput, limit: usize) -> Result<Vec<String>> {
     Ok(labels.to_vec())
 }
 
-/// The texts of a required input.
+/// The texts of a required input, one per row: several in a row are no pairs, and would be results of their own.
 fn texts(context: &Context, request: &InferRequest, name: &str) -> Result<Vec<String>> {
-    fields::texts(
-        name,
-        strings(required(request, name)?)?.to_vec().into(),
-        &context.texts,
-    )
+    let input = required(request, name)?;
+    if input.shape.iter().skip(1).any(|side| *side > 1) {
+        return Err(Error::invalid(format!(
+            "expected `{name}` of shape [texts] or [texts, 1], but found {:?}",
+            input.shape
+        )));
+    }
+    fields::texts(name, strings(input)?.to_vec().into(), &context.texts)
 }
 
 fn integers(input: &InferInput) -> Result<&[i64]> {
@@ -430,8 +459,93 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::{bodies::rejection::Rejection, dialects::Dialect};
+    use crate::{bodies::rejection::Rejection, dialects::Dialect, scripted::ask};
+
+    async fn infer(model: &str, input: Value, parameters: Value) -> String {
+        let body = json!({ "inputs": [input], "parameters": parameters });
+        let (status, answer) = ask(&format!("/v2/models/{model}/infer"), &body).await;
+        let error = answer["error"].as_str().map(str::to_owned);
+        format!(
+            "{} {}",
+            status.as_u16(),
+            error.unwrap_or(answer["outputs"].to_string())
+        )
+    }
+
+    fn text(shape: &[usize]) -> Value {
+        let data = vec!["cat"; shape.iter().product()];
+        json!({ "name": "TEXT", "shape": shape, "datatype": "BYTES", "data": data })
+    }
+
+    #[tokio::test]
+    async fn parameters_of_other_tasks_are_refused() {
+        let mut found = String::new();
+        for (model, parameters) in [
+            ("classification", json!({ "function_to_apply": "softmax" })),
+            ("classification", json!({ "raw_scores": true })),
+            ("classification", json!({ "top_k": 1 })),
+            ("classification", json!({ "threshold": 0.5 })),
+            ("token-classification", json!({ "threshold": 0.5 })),
+            ("embedding", json!({ "input_type": "query" })),
+            ("embedding", json!({ "output_dimension": 1 })),
+            ("embedding", json!({ "words": true })),
+            ("translation", json!({ "stride": 3 })),
+            ("translation", json!({ "source": "en" })),
+            (
+                "embedding",
+                json!({ "words": false, "priority": 1, "temperature": 0.5, "other": 1 }),
+            ),
+            (
+                "classification",
+                json!({ "truncate": true, "normalize": true, "stream": false }),
+            ),
+        ] {
+            found += &format!(
+                "{model} {}\n",
+                infer(model, text(&[1, 1]), parameters).await
+            );
+        }
+        insta::assert_snapshot!(found, @r#"
+        classification 400 in `parameters`: `function_to_apply` is not supported: this route does not read it; leave it out
+        classification 400 in `parameters`: `raw_scores: true` is not supported: this route does not read it; leave it out
+        classification 400 in `parameters`: `top_k: 1` is not supported: this route does not read it; leave it out
+        classification 400 in `parameters`: `threshold: 0.5` is not supported: this route does not read it; leave it out
+        token-classification 400 in `parameters`: `threshold: 0.5` is not supported: this route does not read it; leave it out
+        embedding 400 in `parameters`: `input_type` is not supported: use `prompt_name`
+        embedding 400 in `parameters`: `output_dimension: 1` is not supported: use `dimensions`
+        embedding 400 in `parameters`: `words: true` is not supported: this route does not read it; leave it out
+        translation 400 in `parameters`: `stride: 3` is not supported: this route does not read it; leave it out
+        translation 400 in `parameters`: `source` is not supported: use `src_lang`
+        embedding 200 [{"data":[0.70710677,0.70710677],"datatype":"FP32","name":"embedding","shape":[1,2]}]
+        classification 200 [{"data":[1.0,1.0,1.0],"datatype":"FP32","name":"logits","shape":[1,3]}]
+        "#);
+    }
+
+    #[tokio::test]
+    async fn a_row_has_one_text() {
+        for shape in [&[2][..], &[2, 1], &[1, 1, 1]] {
+            let found = infer("embedding", text(shape), json!({ "dimensions": 1 })).await;
+            assert!(found.starts_with("200"), "{shape:?} {found}");
+        }
+        let refusals = [
+            infer("classification", text(&[1, 2]), json!({})).await,
+            infer("embedding", text(&[2, 2]), json!({})).await,
+            infer("translation", text(&[1, 1, 2]), json!({})).await,
+        ];
+        insta::assert_snapshot!(refusals.join("\n"), @r"
+        400 expected `TEXT` of shape [texts] or [texts, 1], but found [1, 2]
+        400 expected `TEXT` of shape [texts] or [texts, 1], but found [2, 2]
+        400 expected `TEXT` of shape [texts] or [texts, 1], but found [1, 1, 2]
+        ");
+        let mask =
+            json!({ "name": "attention_mask", "shape": [1, 1], "datatype": "INT64", "data": [1] });
+        let body = json!({ "inputs": [text(&[1, 1]), mask] });
+        let (_, answer) = ask("/v2/models/embedding/infer", &body).await;
+        insta::assert_snapshot!(answer["error"], @r#""`attention_mask` belongs to `input_ids`, but found it beside `TEXT`; leave it out""#);
+    }
 
     #[test]
     fn a_query_that_is_not_one_text_is_invalid() {
@@ -439,7 +553,7 @@ mod tests {
             let elements = InputElements::Texts(texts.iter().map(ToString::to_string).collect());
             let mut input = InferInput::default();
             (input.name, input.elements) = ("QUERY".into(), elements);
-            let rejection = Rejection::from(text(&input).unwrap_err());
+            let rejection = Rejection::from(super::text(&input).unwrap_err());
             format!(
                 "{} {}",
                 Dialect::KServe.status(rejection.status).as_u16(),
