@@ -164,6 +164,11 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
         // that allow other origins.
         return observed.finish(StatusCode::NO_CONTENT.into_response(), &path);
     }
+    if let Some(name) = repeated(&parts.headers) {
+        let message = format!("expected the header `{name}` once, but found it several times");
+        let rejection = Rejection::new(StatusCode::BAD_REQUEST, message);
+        return observed.finish(rejection.into_response(), &path);
+    }
     let access = match routes::is_open(&path, &parts.method) {
         true => Ok(None),
         false => app.guard.admit(&parts).await.map(Some),
@@ -187,6 +192,21 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
         }
     };
     observed.finish(response, &path)
+}
+
+/// A header with several values although it may have one only: a proxy could check another value than the one that counts
+/// here.
+fn repeated(headers: &HeaderMap) -> Option<&'static str> {
+    const SINGLE: [&str; 6] = [
+        "host",
+        "origin",
+        "authorization",
+        "x-api-key",
+        "content-type",
+        "inference-header-content-length",
+    ];
+    let is_repeated = |name: &&str| headers.get_all(*name).iter().nth(1).is_some();
+    SINGLE.into_iter().find(is_repeated)
 }
 
 /// Bytes of a body whose values can be read, and its response written, on the connection's thread: even with a vector
@@ -235,5 +255,47 @@ async fn run(app: &App, request: Request, next: Next, record: Arc<RequestRecord>
     match permit {
         Some(permit) => permit_body::hold(permit, response),
         None => response,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_service::Service;
+
+    use super::*;
+    use crate::router;
+    use kivu::config::Limits;
+
+    #[tokio::test]
+    async fn headers_with_one_value_occur_once() {
+        let status = async |headers: &[(&str, &str)]| {
+            let request = headers
+                .iter()
+                .fold(Request::get("/models"), |request, (name, value)| {
+                    request.header(*name, *value)
+                });
+            let mut router = router(App::new(Vec::new(), Limits::default()));
+            let response = router
+                .call(request.body(axum::body::Body::empty()).unwrap())
+                .await;
+            response.unwrap().status()
+        };
+        for name in [
+            "host",
+            "origin",
+            "authorization",
+            "x-api-key",
+            "content-type",
+        ] {
+            assert_eq!(status(&[(name, "a")]).await, StatusCode::OK, "{name}");
+            for other in ["a", "b"] {
+                let found = status(&[(name, "a"), (name, other)]).await;
+                assert_eq!(found, StatusCode::BAD_REQUEST, "{name}");
+            }
+        }
+        assert_eq!(
+            status(&[("accept", "a"), ("accept", "b")]).await,
+            StatusCode::OK
+        );
     }
 }
