@@ -199,6 +199,8 @@ pub async fn completions(JsonRequest(context, body): JsonRequest<ChatRequest>) -
     let kept = match (&finder, labels) {
         (EntityFinder::Own(pipeline, _), Some(labels)) => {
             let labels = labels.read("labels", context.scope().max_labels)?;
+            // An empty list would hide all entities.
+            inputs::count("labels", labels.len(), context.scope().max_labels)?;
             let known = pipeline.settings().entity_labels();
             if let Some(unknown) = labels.iter().find(|label| !known.contains(label.as_str())) {
                 let known: Vec<&str> = known.into_iter().collect();

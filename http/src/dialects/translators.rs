@@ -394,15 +394,23 @@ pub async fn deepl_languages(
         ..
     } = body::read(&app, request).await?;
     let fields = form_urlencoded::parse(query.as_bytes()).chain(form_urlencoded::parse(&form));
-    let mut is_target = false;
+    let mut found = None;
     for (_, kind) in fields.filter(|(name, _)| name == "type") {
-        is_target = kind == "target";
         refuse(
             "type",
-            Some(kind.into_owned()).filter(|kind| kind != "source" && !is_target),
+            Some(kind.to_string()).filter(|kind| kind != "source" && kind != "target"),
             "`source` or `target`",
         )?;
+        if found
+            .replace(kind == "target")
+            .is_some_and(|first| first != (kind == "target"))
+        {
+            return Err(
+                Error::invalid("expected one `type`, but found `source` and `target`").into(),
+            );
+        }
     }
+    let is_target = found.unwrap_or(false);
     let directions = directions(&context.models);
     let languages: BTreeSet<&ListedLanguage> = match is_target {
         true => directions.values().flatten().collect(),

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bodies::{
+        inputs::one_value,
         rejection::ApiResult,
         request::{OllamaCall, RequestBody},
     },
@@ -155,9 +156,8 @@ pub async fn tags(models: CallerModels) -> Json<Tags> {
 pub async fn show(
     OllamaCall(context, body): OllamaCall<OllamaShowRequest>,
 ) -> ApiResult<Json<ShowResponse>> {
-    let model = context
-        .entry(body.model.as_deref().or(body.name.as_deref()))
-        .await?;
+    let name = one_value([("model", body.model), ("name", body.name)])?;
+    let model = context.entry(name.as_deref()).await?;
     let family = family(&model);
     let mut info = json!({ "general.architecture": family });
     info[format!("{family}.context_length")] = model.max_tokens.into();

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bodies::{
+        inputs::one_value,
         rejection::{ApiResult, Rejection},
         request::{Context, OllamaCall, RequestBody},
     },
@@ -115,7 +116,8 @@ impl Line {
 
 /// Fetch a model, as Ollama does
 pub async fn pull(OllamaCall(context, body): OllamaCall<OllamaPullRequest>) -> ApiResult {
-    let name = body.model.or(body.name).filter(|name| !name.is_empty());
+    let given = |name: Option<String>| name.filter(|name| !name.is_empty());
+    let name = one_value([("model", given(body.model)), ("name", given(body.name))])?;
     let name = name.ok_or_else(|| Error::invalid("expected a model in `model`, but found none"))?;
     let lines = start(&context, name)?;
     if body.stream.unwrap_or(true) {
