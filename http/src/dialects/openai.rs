@@ -2,7 +2,11 @@
 
 use std::{mem, sync::Arc};
 
-use axum::{Json, extract::State, http::HeaderMap};
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, header::USER_AGENT},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +37,14 @@ use kivu::{
 
 /// A header of OpenAI's clients.
 const OPENAI_CLIENT: &str = "x-stainless-lang";
+
+/// Whether Mistral's client, for Python or TypeScript, asks.
+fn is_mistrals(headers: &HeaderMap) -> bool {
+    let agent = headers
+        .get(USER_AGENT)
+        .and_then(|agent| agent.to_str().ok());
+    agent.is_some_and(|agent| agent.contains("mistral"))
+}
 
 /// Fields from OpenAI, and from Voyage, Jina and TEI, which have the same route or extend it.
 #[derive(Deserialize, JsonSchema)]
@@ -229,6 +241,9 @@ struct Embedding {
 
 #[derive(Serialize, JsonSchema)]
 pub struct EmbeddingsResponse<'a> {
+    /// `embd-` and a new UUID; only for Mistral's clients, which require it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
     /// `list`.
     object: &'static str,
     /// A vector per input, in order; per sentence with `late_chunking` by sentences.
@@ -344,7 +359,9 @@ pub async fn embeddings(
             embedding: form.apply(vector),
             span: spans.get(index).copied(),
         });
+    let id = || format!("embd-{}", uuid::Uuid::new_v4().simple());
     let answer = EmbeddingsResponse {
+        id: is_mistrals(&headers).then(id),
         object: "list",
         data: data.collect(),
         model: &model.name,
@@ -438,4 +455,36 @@ pub async fn model(
         .find_new(Some(&name), Deadline::within(app.limits.timeout()))
         .await?;
     Ok(Json(ModelEntry::new(&name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::Body, http::Request};
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+    use tower_service::Service;
+
+    use crate::{
+        App, router,
+        scripted::{TOKENIZER, models},
+    };
+
+    #[tokio::test]
+    async fn mistrals_clients_get_an_id() {
+        let mut router = router(App::new(models(TOKENIZER).unwrap(), Default::default()));
+        for (agent, has_id) in [
+            ("mistral-client-python/2.0", true),
+            ("speakeasy-sdk/typescript 1.0 @mistralai/mistralai", true),
+            ("OpenAI/Python 2.0", false),
+        ] {
+            let request = Request::post("/v1/embeddings")
+                .header("content-type", "application/json")
+                .header("user-agent", agent)
+                .body(Body::from(json!({ "input": "cat" }).to_string()));
+            let response = router.call(request.unwrap()).await.unwrap();
+            let bytes = response.into_body().collect().await.unwrap().to_bytes();
+            let answer: Value = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(answer["id"].is_string(), has_id, "{agent} {answer}");
+        }
+    }
 }
