@@ -61,15 +61,27 @@ pub struct TokenReader {
 }
 
 impl TokenParameters {
-    /// Checks the prompt.
+    /// Checks the prompt, and whether languages have an effect.
     pub fn prepare(self, model: &Model) -> Result<TokenReader> {
         let Self {
             prompt_name,
             prompt,
             instruction,
             task,
+            src_lang,
+            tgt_lang,
             ..
         } = &self;
+        let languages = [("src_lang", src_lang), ("tgt_lang", tgt_lang)];
+        if model.pipeline.translation().is_none()
+            && let Some((field, _)) = languages.into_iter().find(|(_, given)| given.is_some())
+        {
+            return Err(Error::invalid(format!(
+                "expected a translation model for `{field}`, but `{}` is for `{}`",
+                model.name, model.manifest.task
+            ))
+            .with_hint("leave it out"));
+        }
         let prompt = match (model.pipeline.embedding(), prompt_name.as_deref()) {
             (Some(pipeline), name) => {
                 let requested = RequestedPrompt {

@@ -125,3 +125,29 @@ pub async fn decode(
     };
     Ok(Json(context.deadline.off_thread(work).await?))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::scripted::ask;
+
+    #[tokio::test]
+    async fn languages_are_for_translation_models() {
+        let mut found = Vec::new();
+        for (model, field) in [
+            ("embedding", "src_lang"),
+            ("classification", "tgt_lang"),
+            ("translation", "src_lang"),
+        ] {
+            let body = json!({ "model": model, "inputs": "cat", field: "en" });
+            let (status, answer) = ask("/tokenize", &body).await;
+            found.push(format!("{} {}", status.as_u16(), answer["error"]));
+        }
+        insta::assert_snapshot!(found.join("\n"), @r#"
+        422 "expected a translation model for `src_lang`, but `embedding` is for `feature-extraction`; leave it out"
+        422 "expected a translation model for `tgt_lang`, but `classification` is for `text-classification`; leave it out"
+        200 null
+        "#);
+    }
+}
