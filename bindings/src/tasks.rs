@@ -221,7 +221,19 @@ async fn zero_shot(model: &Model, parameters: &str, texts: Vec<String>) -> Resul
 
 async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let fields = fields(parameters)?;
-    let finder = if fields.contains_key("labels") {
+    let has_labels = fields.contains_key("labels");
+    let others: &[&str] = match has_labels {
+        true => &["aggregation_strategy", "transition_biases"],
+        false => &["threshold"],
+    };
+    if let Some(name) = others.iter().find(|name| fields.contains_key(**name)) {
+        let with = if has_labels { "without" } else { "with" };
+        return Err(
+            Error::invalid(format!("`{name}` has an effect only {with} `labels`"))
+                .with_hint("leave it out"),
+        );
+    }
+    let finder = if has_labels {
         let parameters: ZeroShotEntitiesParameters = read_parameters(fields)?;
         model.labelled_entity_finder(&parameters)?
     } else {

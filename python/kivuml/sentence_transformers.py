@@ -94,16 +94,21 @@ class SentenceTransformer:
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *others: Any, **options: Any
     ) -> Any:
-        if prompt_name is None and prompt is None:
-            prompt_name = self.model.query_prompt
-        return self.encode(inputs, prompt_name, prompt, *others, **options)
+        return self.encode(inputs, *self._of_role("query", prompt_name, prompt), *others, **options)
 
     def encode_document(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *others: Any, **options: Any
     ) -> Any:
-        if prompt_name is None and prompt is None:
-            prompt_name = self.model.document_prompt
-        return self.encode(inputs, prompt_name, prompt, *others, **options)
+        return self.encode(inputs, *self._of_role("document", prompt_name, prompt), *others, **options)
+
+    def _of_role(self, role: str, prompt_name: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+        """The role's prompt. As there, it has the role's name, and a model without one uses neither its default prompt nor
+        one with another name such as `passage`."""
+        if prompt_name is not None or prompt is not None:
+            return prompt_name, prompt
+        if self.model.tasks:
+            return self.model.query_prompt if role == "query" else self.model.document_prompt, None
+        return (role, None) if role in self.model.prompts else (None, "")
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """The model's similarity between all pairs; distances are negated, and cosines of zeros are 0, as there."""

@@ -329,6 +329,14 @@ class Inputs(unittest.TestCase):
             with self.assertRaises(errors.KivuError) as raised:
                 call()
             self.assertEqual(str(raised.exception), refusal(path, body))
+        # These have an effect with the other kind of model.
+        for name, call in {
+            "threshold": lambda: model("ner").entities("a", threshold=0.9),
+            "aggregation_strategy": lambda: model("ner-labels").entities("a", ["city"], aggregation="first"),
+            "transition_biases": lambda: model("ner-labels").entities("a", ["city"], transition_biases={"background_stay": 1}),
+        }.items():
+            with self.assertRaisesRegex(errors.InvalidError, f"`{name}` has an effect only with"):
+                call()
 
     def test_random_arguments_raise_exceptions(self):
         chance = random.Random(7)
@@ -621,6 +629,11 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(model_of.encode(TEXTS, None, "query: ").tolist(), prompted)
         self.assertEqual(model_of.encode(sentences=TEXTS, prompt="query: ", device="cpu").tolist(), prompted)
         self.assertEqual(model_of.encode_query(TEXTS, None, "query: ", 8).tolist(), prompted)
+        # A role's prompt has its name; see `encode_document` in sentence-transformers 6.2, which has an empty one by default.
+        bare = tiny.encode(TEXTS, prompt="").tolist()
+        with mock.patch.object(type(tiny), "prompts", ["passage", "search_query"]):
+            self.assertEqual(model_of.encode_document(TEXTS).tolist(), bare)
+            self.assertEqual(model_of.encode_query(TEXTS).tolist(), bare)
         # Truncated vectors are normalized again only on request.
         whole = tiny.encode(TEXTS)
         self.assertEqual(model_of.encode(TEXTS, truncate_dim=8).tolist(), whole[:, :8].tolist())
