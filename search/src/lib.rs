@@ -19,8 +19,11 @@ use self::{
 use kivu::{
     Deadline,
     error::{Error, Result, quoted},
-    model::Pipeline,
-    pipeline::Input,
+    model::{Model, Pipeline},
+    pipeline::{
+        Input,
+        embedding::similarity::{Similarity, dot},
+    },
     task::{
         embedding::{Embedder, EmbeddingParameters},
         ranking::RankingParameters,
@@ -50,21 +53,27 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
         .enable_all()
         .build()
         .map_err(Error::io("cannot start the model's threads"))?;
+    let similarity = similarity(request.model);
     let embed = |role: &str, texts: Vec<String>| {
         let prompt_name = match &request.model.pipeline {
             Pipeline::Embedding(pipeline) => pipeline.prompt_name(role)?.map(str::to_owned),
             _ => None,
         };
+        // Vectors that are not compared by cosines keep their lengths.
         let parameters = EmbeddingParameters {
             prompt_name,
-            normalize: Some(true),
+            normalize: (similarity == Similarity::Cosine).then_some(true),
             ..EmbeddingParameters::default()
         };
         let embedder = request.model.embedder(&parameters)?;
         runtime.block_on(vectors(&embedder, texts))
     };
     let mut truncated = 0;
-    let origin = format!("{VERSION} {}", request.model.digest);
+    let stored = match similarity {
+        Similarity::Cosine => String::new(),
+        other => format!(" {other:?}"),
+    };
+    let origin = format!("{VERSION} {}{stored}", request.model.digest);
     let path = location(request.home, request.paths, &request.model.name)?;
     let mut notes = Vec::new();
     let known = Index::read(&path, &origin).unwrap_or_else(|error| {
@@ -113,13 +122,23 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
     let question = question
         .first()
         .ok_or_else(|| Error::model("expected a vector, but found none"))?;
-    let mut hits = nearest(&update.index.rows, question, request);
+    let count = match request.ranker {
+        Some(_) => CANDIDATES * request.top,
+        None => request.top,
+    };
+    let mut hits = nearest(&update.index.rows, question, similarity, count);
     if let Some(model) = request.ranker {
         let ranker = model.ranker(&RankingParameters::default())?;
         let texts = hits.iter().map(|hit| hit.text.clone()).collect();
         let deadline = Deadline::within(TIMEOUT);
-        let (scores, _) =
+        let (scores, usage) =
             runtime.block_on(ranker.run(request.question.to_owned(), texts, deadline))?;
+        if !usage.truncated.is_empty() {
+            notes.push(format!(
+                "the ranking model read only the beginning of passages with more tokens than it reads: {}",
+                usage.truncated.len()
+            ));
+        }
         for (hit, score) in hits.iter_mut().zip(scores) {
             hit.score = score;
         }
@@ -145,20 +164,22 @@ async fn vectors(embedder: &Embedder, texts: Vec<String>) -> Result<(Vec<Vec<f32
     Ok((dense, found.usage.truncated.len()))
 }
 
-/// The passages with the highest scores, the best first; more of them if a ranking model reads them.
-fn nearest(rows: &[Row], question: &[f32], request: &SearchRequest<'_>) -> Vec<Hit> {
-    let dot = |row: &Row| {
-        row.vector
-            .iter()
-            .zip(question)
-            .map(|(left, right)| left * right)
-            .sum()
+/// How the model's vectors are to be compared.
+fn similarity(model: &Model) -> Similarity {
+    let dense = match &model.pipeline {
+        Pipeline::Embedding(pipeline) => pipeline.settings().dense.as_ref(),
+        _ => None,
     };
-    let mut scores: Vec<(f32, usize)> = rows.iter().map(dot).zip(0..).collect();
-    let count = match request.ranker {
-        Some(_) => CANDIDATES * request.top,
-        None => request.top,
+    dense.map(|dense| dense.similarity).unwrap_or_default()
+}
+
+/// The `count` passages with the highest scores, the best first. Vectors that are compared by cosines have length 1.
+fn nearest(rows: &[Row], question: &[f32], similarity: Similarity, count: usize) -> Vec<Hit> {
+    let score = |row: &Row| match similarity {
+        Similarity::Cosine => dot(&row.vector, question),
+        other => other.of(&row.vector, question),
     };
+    let mut scores: Vec<(f32, usize)> = rows.iter().map(score).zip(0..).collect();
     scores.sort_by(|(left, first), (right, second)| right.total_cmp(left).then(first.cmp(second)));
     let best = scores.into_iter().take(count);
     best.map(|(score, row)| Hit {
@@ -252,5 +273,32 @@ impl Update {
                 vector,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passages_are_compared_as_the_model_says() {
+        let vectors = [[3.0, 3.0], [0.9, 0.0], [0.0, 1.0]];
+        let rows: Vec<Row> = vectors
+            .iter()
+            .zip(1..)
+            .map(|(vector, line)| Row {
+                path: "a.txt".into(),
+                line,
+                text: String::new(),
+                vector: vector.to_vec(),
+            })
+            .collect();
+        let lines = |similarity| {
+            let hits = nearest(&rows, &[1.0, 0.0], similarity, 2);
+            hits.iter().map(|hit| hit.line).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(Similarity::Dot), [1, 2]);
+        assert_eq!(lines(Similarity::Euclidean), [2, 3]);
+        assert_eq!(lines(Similarity::Manhattan), [2, 3]);
     }
 }

@@ -123,6 +123,15 @@ fn search_finds_passages_and_embeds_only_files_that_changed() {
     ));
     assert_eq!(again["hits"], second["hits"]);
     assert!(notes.contains("the index is made again"), "{notes}");
+
+    write("e.txt", &"7 ".repeat(450));
+    let ranker = root().join(".kivu/bundles/rank");
+    let arguments = ["--json", "--rank", ranker.to_str().unwrap()];
+    let (_, notes) = found(&search(home.path(), folder.path(), &arguments));
+    assert!(
+        notes.contains("the ranking model read only the beginning"),
+        "{notes}"
+    );
 }
 
 /// Runs the query of docs/command-line.md, by which the first passage of an index is the nearest to itself.
