@@ -1,4 +1,5 @@
-//! Check digits and other rules of the numbers in [`patterns`](super::patterns). Separators between digits are ignored.
+//! Check digits and other rules of the numbers in [`patterns`](super::patterns). Separators between digits are ignored,
+//! and letters are in upper case.
 
 use std::net::IpAddr;
 
@@ -88,12 +89,17 @@ pub fn ip(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok() && text.contains(|c: char| c.is_ascii_digit())
 }
 
-/// E.164: an assigned country code, and 7 to 15 digits. Numbers without `+` follow the expression.
+/// E.164: an assigned country code, and 7 to 15 digits. Numbers without `+` or `00` follow the expression.
 pub fn phone(text: &str) -> bool {
-    let Some(international) = text.strip_prefix('+') else {
+    let Some(international) = text.strip_prefix('+').or_else(|| text.strip_prefix("00")) else {
         return true;
     };
-    let digits: String = international.chars().filter(char::is_ascii_digit).collect();
+    // Letters are before an extension.
+    let digits: String = international
+        .chars()
+        .take_while(|c| !c.is_alphabetic())
+        .filter(char::is_ascii_digit)
+        .collect();
     (7..=15).contains(&digits.len())
         && COUNTRY_CODES
             .split(' ')
@@ -106,7 +112,7 @@ pub fn date(text: &str) -> bool {
     // A time may follow the date.
     let parts: Vec<&str> = text
         .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|part| !part.is_empty())
+        .filter(|part| !matches!(*part, "" | "of"))
         .take(3)
         .collect();
     let month = parts
@@ -183,7 +189,7 @@ pub fn uk_nino(text: &str) -> bool {
 
 /// The letter for the remainder by 23; a foreigner's `X`, `Y` or `Z` counts as 0, 1 or 2.
 pub fn es_nif(text: &str) -> bool {
-    let text = text.replace('-', "");
+    let text = text.replace(['-', '.'], "");
     let (number, letter) = text.split_at(text.len() - 1);
     let number = number.replace('X', "0").replace('Y', "1").replace('Z', "2");
     let number: Result<usize, _> = number.parse();

@@ -5,6 +5,7 @@ mod key;
 pub mod patterns;
 pub mod placeholders;
 mod places;
+mod plain;
 #[cfg(test)]
 mod tests;
 

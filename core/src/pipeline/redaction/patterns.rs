@@ -1,14 +1,16 @@
 //! Personal data and secrets with a written form: found by an expression and, where there are check digits, by those.
 
 use std::{
-    borrow::Cow,
     ops::Range,
     sync::{LazyLock, OnceLock},
 };
 
 use regex::Regex;
 
-use super::checks;
+use super::{
+    checks,
+    plain::{Plain, Separators},
+};
 use kivu_base::{
     error::{Error, Result},
     names::choice,
@@ -40,43 +42,45 @@ const fn pattern(
 }
 
 /// Letters of scripts with spaces between words, and digits: a name in an address ends where another script begins.
-const EMAIL: &str = r"[[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]].!#$%&'*+/=?^_`{|}~-]+@(?:[[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]-]+\.)+[\p{L}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]{2,}";
-const URL: &str =
-    r#"(?i:https?://|ftp://|www\.)[^\s<>"。、，）」』】]*[^\s<>"。、，）」』】.,;:!?')\]}]"#;
+const EMAIL: &str = r#"(?:"[^"\r\n@]+"|[[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]_][[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]].!#$%&'*+/=?^_`{|}~-]*)@(?:[\p{L}\p{M}\p{N}-]+\.)+[[\p{L}\p{M}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]]{2,}[0-9]*"#;
+/// JSON may have a backslash before each slash.
+const URL: &str = r#"(?:(?i-u:[a-z0-9][a-z0-9+.-]+):(?:\\?/){2}|(?i-u:www)\.)[^\s<>"。、，）」』】]*[^\s<>"。、，）」』】.,;:!?')\]}]"#;
 const IP: &str = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}|(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{1,4})?";
-const PHONE: &str = r"\+[0-9]{1,3}(?:[ .()/-]{0,2}[0-9]){6,13}|(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4}";
-const DATE: &str = r"[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}|[0-9]{1,2}(?:st|nd|rd|th)? (?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?,? [0-9]{4}|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.? [0-9]{1,2}(?:st|nd|rd|th)?,? [0-9]{4}";
+const CARD: &str = r"[2-6][0-9]{3}(?:[ .-]?[0-9]{4}){2}[ .-]?[0-9]{1,4}(?:[ .-]?[0-9]{1,3})?|3[0-9]{3}[ .-][0-9]{6}[ .-][0-9]{4,5}";
+const PHONE: &str = r"(?i-u)(?:(?:\+|00)[1-9][0-9]{0,2}(?:[ .()/-]{0,2}[0-9]){6,13}|(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4})(?:,? ?(?:x|ext\.?|extension) ?[0-9]{1,6})?";
+const DATE: &str = r"(?i-u)[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}|[0-9]{1,2}(?:st|nd|rd|th)?(?:[-/. ]|\. | of )(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}(?:[-/]|\.?,? )[0-9]{4}|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}(?:[-/]|\.? )[0-9]{1,2}(?:st|nd|rd|th)?(?:[-/]|,? )[0-9]{4}";
 const IT_FISCAL_CODE: &str =
-    r"[A-Z]{6}[0-9LMNP-V]{2}[A-EHLMPR-T][0-9LMNP-V]{2}[A-Z][0-9LMNP-V]{3}[A-Z]";
-const PEM: &str = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----[A-Za-z0-9+/=\s:,-]*?-----END (?:[A-Z0-9]+ )*PRIVATE KEY-----";
+    r"(?i-u)[A-Z]{6}[0-9LMNP-V]{2}[A-EHLMPR-T][0-9LMNP-V]{2}[A-Z][0-9LMNP-V]{3}[A-Z]";
+/// A key that is cut off ends where its lines do.
+const PEM: &str = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:(?:[^-]|-[^-])*-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|(?:[\s>\\]*[A-Za-z0-9+/=]{16,})+)";
 
 /// All patterns: name, expression, check and source. Of equally long matches in the same place, the first one is taken.
 #[rustfmt::skip]
 pub static PATTERNS: [Pattern; 41] = [
-    pattern("CREDIT_CARD", r"[2-6][0-9]{3}[ -]?[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{4}(?:[0-9]{1,3})?|3[0-9]{3}[ -][0-9]{6}[ -][0-9]{4,5}|[2-6][0-9]{12,18}", checks::card, "ISO/IEC 7812-1"),
-    pattern("IBAN_CODE", r"[A-Z]{2}[0-9]{2}(?:[ -]?[A-Z0-9]){11,29}", checks::iban, "ISO 13616, SWIFT IBAN registry"),
+    pattern("CREDIT_CARD", CARD, checks::card, "ISO/IEC 7812-1"),
+    pattern("IBAN_CODE", r"(?i-u)[A-Z]{2}[0-9]{2}(?:[ .-]?[A-Z0-9]){11,29}", checks::iban, "ISO 13616, SWIFT IBAN registry"),
     pattern("EMAIL_ADDRESS", EMAIL, checks::any, "RFC 5322, RFC 6531"),
     pattern("URL", URL, checks::any, "RFC 3986"),
     pattern("IP_ADDRESS", IP, checks::ip, "RFC 791, RFC 4291"),
     pattern("MAC_ADDRESS", r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}", checks::any, "IEEE 802"),
-    pattern("PHONE_NUMBER", PHONE, checks::phone, "ITU-T E.164, North American Numbering Plan"),
+    pattern(PHONE_NUMBER, PHONE, checks::phone, "ITU-T E.164, North American Numbering Plan"),
     pattern("DATE_TIME", DATE, checks::date, "ISO 8601, and common forms in English"),
-    pattern("US_SSN", r"[0-9]{3}-[0-9]{2}-[0-9]{4}", checks::us_ssn, "Social Security Administration, POMS RM 10201.035"),
-    pattern("US_ITIN", r"9[0-9]{2}-[0-9]{2}-[0-9]{4}", checks::us_itin, "Internal Revenue Service, Publication 1915"),
+    pattern("US_SSN", r"[0-9]{3}[ .-][0-9]{2}[ .-][0-9]{4}", checks::us_ssn, "Social Security Administration, POMS RM 10201.035"),
+    pattern("US_ITIN", r"9[0-9]{2}[ .-][0-9]{2}[ .-][0-9]{4}", checks::us_itin, "Internal Revenue Service, Publication 1915"),
     pattern("US_NPI", r"[12][0-9]{9}", checks::us_npi, "45 CFR 162.406"),
     pattern("US_BANK_ROUTING", r"[0-9]{9}", checks::us_routing, "American Bankers Association, ANSI X9.100-160"),
     pattern("UK_NHS", r"[0-9]{3}[ -]?[0-9]{3}[ -]?[0-9]{4}", checks::uk_nhs, "NHS Data Dictionary, NHS number"),
-    pattern("UK_NINO", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]", checks::uk_nino, "HMRC, National Insurance Manual NIM39110"),
-    pattern("ES_NIF", r"(?:[0-9]{8}|[XYZ]-?[0-9]{7})-?[A-Z]", checks::es_nif, "Real Decreto 1553/2005, Real Decreto 557/2011"),
+    pattern("UK_NINO", r"(?i-u)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?[0-9]{2}[ -]?[0-9]{2}[ -]?[0-9]{2}[ -]?[A-D]", checks::uk_nino, "HMRC, National Insurance Manual NIM39110"),
+    pattern("ES_NIF", r"(?i-u)(?:[0-9]{2}\.?[0-9]{3}\.?[0-9]{3}|[XYZ]-?[0-9]\.?[0-9]{3}\.?[0-9]{3})-?[A-Z]", checks::es_nif, "Real Decreto 1553/2005, Real Decreto 557/2011"),
     pattern("IT_FISCAL_CODE", IT_FISCAL_CODE, checks::it_fiscal_code, "Decreto Ministeriale 23 dicembre 1976"),
     pattern("PL_PESEL", r"[0-9]{11}", checks::pl_pesel, "Ustawa o ewidencji ludności, art. 15"),
     pattern("DE_TAX_ID", r"[1-9][0-9] ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}", checks::de_tax_id, "Abgabenordnung § 139b, ISO 7064"),
     pattern("FR_NIR", r"[12] ?[0-9]{2} ?[0-9]{2} ?(?:[0-9]{2}|2[AB]) ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}", checks::fr_nir, "INSEE, numéro d'inscription au répertoire"),
-    pattern("NL_BSN", r"[0-9]{9}", checks::nl_bsn, "Wet algemene bepalingen burgerservicenummer"),
-    pattern("SE_PERSONNUMMER", r"(?:[0-9]{2})?[0-9]{6}[-+][0-9]{4}", checks::se_personnummer, "Skatteverket, SKV 704"),
-    pattern("FI_HETU", r"[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-FHJ-NPR-Y]", checks::fi_hetu, "Digital and Population Data Services Agency"),
+    pattern("NL_BSN", r"[0-9]{9}|[0-9]{4}[ .][0-9]{2}[ .][0-9]{3}|[0-9]{3}[ .][0-9]{3}[ .][0-9]{3}", checks::nl_bsn, "Wet algemene bepalingen burgerservicenummer"),
+    pattern("SE_PERSONNUMMER", r"(?:[0-9]{2})?[0-9]{6}[-+]?[0-9]{4}", checks::se_personnummer, "Skatteverket, SKV 704"),
+    pattern("FI_HETU", r"(?i-u)[0-9]{6}[-+A-FU-Y][0-9]{3}[0-9A-FHJ-NPR-Y]", checks::fi_hetu, "Digital and Population Data Services Agency"),
     pattern("NO_NATIONAL_ID", r"[0-9]{6} ?[0-9]{5}", checks::no_national_id, "Folkeregisterforskriften § 2-2-1"),
-    pattern("CH_AHV", r"756\.?[0-9]{4}\.?[0-9]{4}\.?[0-9]{2}", checks::ch_ahv, "Bundesgesetz über die AHV, Art. 50c"),
+    pattern("CH_AHV", r"756[ .]?[0-9]{4}[ .]?[0-9]{4}[ .]?[0-9]{2}", checks::ch_ahv, "Bundesgesetz über die AHV, Art. 50c"),
     pattern("AWS_ACCESS_KEY", r"(?:AKIA|ASIA)[A-Z2-7]{16}", checks::any, "AWS IAM, unique identifiers"),
     pattern("ANTHROPIC_KEY", r"sk-ant-[A-Za-z0-9_-]{20,}", checks::any, "GitHub secret scanning patterns"),
     pattern("DATABRICKS_TOKEN", r"dapi[0-9a-f]{32}", checks::any, "GitHub secret scanning patterns"),
@@ -114,6 +118,9 @@ pub struct Match {
 
 /// Selects all patterns.
 const ALL: &str = "all";
+const PHONE_NUMBER: &str = "PHONE_NUMBER";
+/// International numbers with fewer digits may continue in the next line.
+const WHOLE_PHONE_NUMBER: usize = 11;
 /// A longer candidate that is refused is skipped as a whole, so that the search stays linear.
 const MAX_RETRIED: usize = 256;
 
@@ -154,72 +161,39 @@ impl Patterns {
     /// All matches, also of patterns that overlap: the longest first, and the first in the table among equals.
     pub fn matches(&self, text: &str) -> Vec<Match> {
         let mut found: Vec<Match> = Vec::new();
-        let plain = Plain::of(text);
+        let plain = Plain::of(text, Separators::AsWritten);
+        let joined = Plain::of(text, Separators::Joined);
+        let is_joined = joined.text != plain.text;
         for place in &self.0 {
             let pattern = &PATTERNS[*place];
             // All expressions are compiled in a test.
             let compiled = COMPILED[*place].get_or_init(|| Regex::new(pattern.expression).ok());
-            if let Some(expression) = compiled {
-                pattern.find_all(expression, &plain.text, &mut found);
+            let Some(expression) = compiled else { continue };
+            let mut written = pattern.find_all(expression, &plain);
+            if is_joined && pattern.has_separators() {
+                let mut others = pattern.find_all(expression, &joined);
+                written.retain(|part| {
+                    let whole = overlapping(&others, part).filter(|whole| {
+                        whole.range.start == part.range.start && whole.range.end > part.range.end
+                    });
+                    whole.is_none() || !pattern.may_continue(&text[part.range.clone()])
+                });
+                others.retain(|other| overlapping(&written, other).is_none());
+                found.append(&mut others);
             }
-        }
-        for Match { range, .. } in &mut found {
-            *range = plain.original(range.start)..plain.original(range.end);
+            found.append(&mut written);
         }
         found.sort_by_key(|found| std::cmp::Reverse(found.range.len()));
         found
     }
 }
 
-/// A text in which the separators and digits that word processors and East Asian keyboards write are those of ASCII.
-struct Plain<'a> {
-    text: Cow<'a, str>,
-    /// Where each replaced character ends: here, and in the original.
-    ends: Vec<(usize, usize)>,
-}
-
-impl<'a> Plain<'a> {
-    fn of(text: &'a str) -> Self {
-        let mut ends = Vec::new();
-        if !text.chars().any(|c| ascii(c).is_some()) {
-            let text = Cow::Borrowed(text);
-            return Self { text, ends };
-        }
-        let mut plain = String::with_capacity(text.len());
-        for (start, c) in text.char_indices() {
-            let replaced = ascii(c);
-            plain.push(replaced.unwrap_or(c));
-            if replaced.is_some() {
-                ends.push((plain.len(), start + c.len_utf8()));
-            }
-        }
-        Self {
-            text: plain.into(),
-            ends,
-        }
-    }
-
-    /// A place in the original.
-    fn original(&self, place: usize) -> usize {
-        let after = self.ends.partition_point(|(end, _)| *end <= place);
-        match self.ends[..after].last() {
-            Some((end, original)) => original + (place - end),
-            None => place,
-        }
-    }
-}
-
-/// The character in ASCII for a space that does not break or has another width, a hyphen, or a wide letter or digit. Dashes
-/// stay: they stand between numbers.
-fn ascii(character: char) -> Option<char> {
-    match character {
-        '\u{a0}' | '\u{2000}'..='\u{200a}' | '\u{202f}' | '\u{205f}' | '\u{3000}' => Some(' '),
-        '\u{2010}' | '\u{2011}' => Some('-'),
-        '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ' | '＋' | '－' | '．' | '＠' => {
-            char::from_u32(u32::from(character) - 0xfee0)
-        }
-        _ => None,
-    }
+/// The match that overlaps `other` among matches in the text's order.
+fn overlapping<'a>(matches: &'a [Match], other: &Match) -> Option<&'a Match> {
+    let next = matches.partition_point(|found| found.range.end <= other.range.start);
+    matches
+        .get(next)
+        .filter(|found| found.range.start < other.range.end)
 }
 
 impl Pattern {
@@ -235,13 +209,25 @@ impl Pattern {
         (self.is_valid)(text)
     }
 
-    fn find_all(&self, expression: &Regex, text: &str, found: &mut Vec<Match>) {
-        let mut at = 0;
+    /// Whether digits may have separators between them, which may be a line's end.
+    fn has_separators(&self) -> bool {
+        self.expression.contains(' ')
+    }
+
+    /// Whether a match may be the part of a number before a line's end, since no check says where it ends.
+    fn may_continue(&self, found: &str) -> bool {
+        let digits = found.chars().filter(|c| c.is_numeric()).count();
+        self.name == PHONE_NUMBER && digits < WHOLE_PHONE_NUMBER
+    }
+
+    /// All matches in the text's order, with their places in the original.
+    fn find_all(&self, expression: &Regex, plain: &Plain<'_>) -> Vec<Match> {
+        let (mut at, text, mut found) = (0, &*plain.text, Vec::new());
         while let Some(candidate) = expression.find_at(text, at) {
             let range = candidate.range();
             if let Some(end) = self.accepted_end(expression, text, &range) {
                 found.push(Match {
-                    range: range.start..end,
+                    range: plain.original(&(range.start..end)),
                     name: self.name,
                 });
                 at = end;
@@ -251,12 +237,13 @@ impl Pattern {
                 at = range.start + text[range.start..].chars().next().map_or(1, char::len_utf8);
             }
         }
+        found
     }
 
     /// Where a candidate ends that stands for itself and passes the check; a part at its end may belong to what follows.
     fn accepted_end(&self, expression: &Regex, text: &str, range: &Range<usize>) -> Option<usize> {
         let (before, candidate) = (&text[..range.start], &text[range.clone()]);
-        if continues(before.chars().rev(), candidate.chars().next()) {
+        if continues(before.chars().rev(), candidate, candidate.chars().next()) {
             return None;
         }
         let shortest = match candidate.len() {
@@ -266,12 +253,12 @@ impl Pattern {
         let is_accepted = |length: &usize| {
             text.is_char_boundary(range.start + length) && {
                 let (part, rest) = text[range.start..].split_at(*length);
-                !continues(rest.chars(), part.chars().next_back())
+                !continues(rest.chars(), part, part.chars().next_back())
                     && (*length == candidate.len()
                         || expression
                             .find(part)
                             .is_some_and(|found| found.len() == *length))
-                    && (self.is_valid)(part)
+                    && (self.is_valid)(&part.to_ascii_uppercase())
             }
         };
         let length = (shortest..=candidate.len()).rev().find(is_accepted)?;
@@ -280,17 +267,18 @@ impl Pattern {
 }
 
 /// Whether the characters next to a match belong to the same word or number: a letter or digit, or after a digit at the
-/// match's `edge` a hyphen or point with another digit. In scripts without spaces, letters are no sign of that.
-fn continues(mut next: impl Iterator<Item = char>, edge: Option<char>) -> bool {
+/// match's `edge` a hyphen or point with another digit, unless other separators divide the match's digits. In scripts
+/// without spaces, letters are no sign of that.
+fn continues(mut next: impl Iterator<Item = char>, found: &str, edge: Option<char>) -> bool {
     if !edge.is_some_and(char::is_alphanumeric) {
         return false;
     }
     match next.next() {
-        Some('-' | '.') => {
+        Some(separator @ ('-' | '.')) => {
             edge.is_some_and(|edge| edge.is_ascii_digit())
                 && next.next().is_some_and(|next| next.is_ascii_digit())
+                && (found.contains(separator) || found.chars().all(char::is_alphanumeric))
         }
-        Some('_') => true,
         Some(next) => next.is_alphanumeric() && !is_unspaced(next),
         None => false,
     }

@@ -136,7 +136,7 @@ fn numbers_with_check_digits_are_found_and_wrong_ones_are_not() {
     }
 }
 
-/// Web pages and word processors write spaces and hyphens that do not break, East Asian keyboards wide digits.
+/// Web pages and word processors write spaces and hyphens that do not break, and keyboards the digits of a script.
 #[test]
 fn separators_and_digits_beyond_ascii_are_read() {
     for (name, text) in [
@@ -154,6 +154,11 @@ fn separators_and_digits_beyond_ascii_are_read() {
         ("US_SSN", "123\u{2011}45\u{2011}6789"),
         ("DATE_TIME", "3\u{a0}May 2024"),
         ("EMAIL_ADDRESS", "anna＠example.com"),
+        ("CREDIT_CARD", "٤١١١ ١١١١ ١١١١ ١١١١"),
+        ("IBAN_CODE", "DE८९ ३७०४ ००४४ ०५३२ ०१३० ००"),
+        ("PHONE_NUMBER", "+๖๖ ๒ ๑๒๓ ๔๕๖๗"),
+        ("DATE_TIME", "۲۰۲۴-۰۵-۰۳"),
+        ("IP_ADDRESS", "𝟙𝟘.𝟘.𝟘.𝟙"),
     ] {
         let longer = format!("\u{a0}é：{text}\u{a0}—\u{a0}{text}。");
         assert_eq!(found(&[name], &longer), [text, text], "{name}");
@@ -166,6 +171,189 @@ fn separators_and_digits_beyond_ascii_are_read() {
         ),
         ["anna@example.com", "2024-05-01", "2024-05-03"]
     );
+}
+
+/// A number, an address or a key with something between its characters that a reader does not see.
+#[test]
+fn invisible_characters_hide_nothing() {
+    let token = format!("ghp_{}", "a1".repeat(18));
+    for (name, text) in [
+        ("CREDIT_CARD", "4111 1111 1111 1111"),
+        ("IBAN_CODE", "DE89 3704 0044 0532 0130 00"),
+        ("PHONE_NUMBER", "+44 20 7946 0958"),
+        ("EMAIL_ADDRESS", "anna@example.com"),
+        ("US_SSN", "123-45-6789"),
+        ("GITHUB_TOKEN", &token),
+    ] {
+        for mark in [
+            "\u{ad}",
+            "\u{200b}",
+            "\u{200d}",
+            "\u{200e}",
+            "\u{202a}",
+            "\u{2060}",
+            "\u{feff}",
+            "\u{fe0f}",
+            "\u{34f}",
+            "\u{61c}",
+            "\u{3164}",
+            "\0",
+            "\u{1b}[1m",
+        ] {
+            for place in 1..text.len() {
+                let (start, end) = text.split_at(place);
+                let marked = format!("{start}{mark}{end}");
+                let longer = format!("x {mark}{marked}{mark}, {marked}");
+                let found = found(&[name], &longer);
+                assert_eq!(found, [&marked, &marked], "{name} {longer:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_continue_behind_line_ends_and_dashes() {
+    for (name, text) in [
+        ("CREDIT_CARD", "4111 1111 1111 1111"),
+        ("IBAN_CODE", "GB29 NWBK 6016 1331 9268 19"),
+        ("PHONE_NUMBER", "+44 20 7946 0958"),
+        ("UK_NHS", "943 476 5919"),
+        ("US_SSN", "123 45 6789"),
+        ("DATE_TIME", "3 May 2024"),
+    ] {
+        for separator in [
+            "\n", "\r\n", "\n> ", "\n\t", "\t", "  ", "\u{2028}", "\\n", "\\r\\n", " - ", "–",
+            "\u{2012}", " −\n",
+        ] {
+            let places: Vec<usize> = text.match_indices(' ').map(|(place, _)| place).collect();
+            for place in &places {
+                let broken = format!("{}{separator}{}", &text[..*place], &text[place + 1..]);
+                let longer = format!("No.\n{broken},\n\n{broken}\nThe end");
+                let found = found(&[name], &longer);
+                assert_eq!(found, [&broken, &broken], "{name} {longer:?}");
+            }
+        }
+    }
+    assert_eq!(found(&["US_SSN"], "123-\n45-6789"), ["123-\n45-6789"]);
+    // What is complete in a line ends there, and paragraphs divide.
+    let lines = "+442079460958\n12 apples\nDE89 3704 0044 0532 0130 00\n5 pears";
+    assert_eq!(found(&["PHONE_NUMBER"], &lines[..23]), ["+442079460958"]);
+    assert_eq!(
+        found(&["IBAN_CODE"], lines),
+        ["DE89 3704 0044 0532 0130 00"]
+    );
+    assert_eq!(found(&["CREDIT_CARD"], "4111 1111\n\n1111 1111"), [""; 0]);
+    // A row of separators is read once.
+    let long = format!("1{}2", " -\n".repeat(1_000_000));
+    assert_eq!(found(&["CREDIT_CARD"], &long), [""; 0]);
+}
+
+/// Forms and neighbours in which numbers, addresses and keys are found, with what is found.
+#[test]
+fn forms_and_neighbours() {
+    let pem =
+        "-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0B\\nAQ==\\n-----END PRIVATE KEY-----";
+    let cut =
+        "-----BEGIN RSA PRIVATE KEY-----\n> MIIEvQIBADANBgkqhkiG9w0B\n> AQEFAASCBKcwggSjAgEAAoIB";
+    for (name, text, expected) in [
+        (
+            "IBAN_CODE",
+            "de89 3704 0044 0532 0130 00 and DE89.3704.0044.0532.0130.00",
+            &["de89 3704 0044 0532 0130 00", "DE89.3704.0044.0532.0130.00"][..],
+        ),
+        (
+            "CREDIT_CARD",
+            "_4111.1111.1111.1111_ card_4111111111111111.pdf",
+            &["4111.1111.1111.1111", "4111111111111111"],
+        ),
+        (
+            "CREDIT_CARD",
+            "6200 0000 0000 0000 000, 3782 8224 6310 005, 4111 1111 1111 1111-2",
+            &[
+                "6200 0000 0000 0000 000",
+                "4111 1111 1111 1111",
+                "3782 8224 6310 005",
+            ],
+        ),
+        (
+            "IP_ADDRESS",
+            "10.0.0.1-10.0.0.25",
+            &["10.0.0.25", "10.0.0.1"],
+        ),
+        (
+            "DATE_TIME",
+            "01.05.2024-03.05.2024, 01/05/2024-03/05/2024",
+            &["01.05.2024", "03.05.2024", "01/05/2024", "03/05/2024"],
+        ),
+        (
+            "DATE_TIME",
+            "3 AUGUST 2024, 03-May-2024, [10/Oct/2000:13:55:36], 3rd of May 2024",
+            &[
+                "3rd of May 2024",
+                "3 AUGUST 2024",
+                "03-May-2024",
+                "10/Oct/2000",
+            ],
+        ),
+        (
+            "PHONE_NUMBER",
+            "0044 20 7946 0958, +1-202-555-0143x12; 0000123456",
+            &["+1-202-555-0143x12", "0044 20 7946 0958"],
+        ),
+        (
+            "EMAIL_ADDRESS",
+            "_anna@example.com_ bob@example.org2",
+            &["_anna@example.com", "bob@example.org2"],
+        ),
+        (
+            "EMAIL_ADDRESS",
+            "\"ann lee\"@example.com अन्ना@उदाहरण.भारत 写信给ann@例え.jp谢谢",
+            &["अन्ना@उदाहरण.भारत", "\"ann lee\"@example.com", "ann@例え.jp"],
+        ),
+        (
+            "EMAIL_ADDRESS",
+            r#""To:\nann@example.com\tbob@example.com""#,
+            &["ann@example.com", "bob@example.com"],
+        ),
+        (
+            "CREDIT_CARD",
+            r"Card:\n4111 1111 1111 1111\r\n",
+            &["4111 1111 1111 1111"],
+        ),
+        (
+            "URL",
+            r#"Seehttps://a.org/x, "https:\/\/b.org\/y", redis://:pw@h:6379."#,
+            &[
+                "Seehttps://a.org/x",
+                r"https:\/\/b.org\/y",
+                "redis://:pw@h:6379",
+            ],
+        ),
+        (
+            "US_SSN",
+            "123 45 6789 and 123.45.6789",
+            &["123 45 6789", "123.45.6789"],
+        ),
+        (
+            "ES_NIF",
+            "12.345.678-Z 12345678z",
+            &["12.345.678-Z", "12345678z"],
+        ),
+        (
+            "NL_BSN",
+            "1112.22.333 111 222 333",
+            &["1112.22.333", "111 222 333"],
+        ),
+        ("IT_FISCAL_CODE", "rssmra85t10a562s", &["rssmra85t10a562s"]),
+        ("FI_HETU", "131052-308t", &["131052-308t"]),
+        ("SE_PERSONNUMMER", "198112189876", &["198112189876"]),
+        ("UK_NINO", "ab-12-34-56-c", &["ab-12-34-56-c"]),
+        ("CH_AHV", "756 9217 0769 85", &["756 9217 0769 85"]),
+        ("PRIVATE_KEY", pem, &[pem]),
+        ("PRIVATE_KEY", cut, &[cut]),
+    ] {
+        assert_eq!(found(&[name], text), expected, "{name} {text}");
+    }
 }
 
 /// Published examples, each with its place.
