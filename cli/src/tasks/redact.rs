@@ -548,6 +548,11 @@ mod tests {
                 "a.jsonl",
                 "{\"id\": 1, \"text\": \"a@b.org é\", \"x\": [1]}\n{\"text\": null}\n{\"id\": 2}\n",
             ),
+            (
+                "b.jsonl",
+                "{\"text\": \"caf\\u00e9 \\/\"}\n{\"text\": \"a@b.org\"}\n",
+            ),
+            ("b.csv", "text\n\n\na@b.org\n\n"),
             ("a.txt", "Call +44 20 7946 0958\r\nor a@b.org.\n"),
         ];
         for (name, text) in cases {

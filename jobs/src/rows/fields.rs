@@ -251,6 +251,10 @@ mod tests {
             [Value::Null]
         );
         assert_eq!(fields.values(&record(&["a"]), 0).unwrap(), [Value::Null]);
+        // An empty line in a file with one column.
+        let fields = Fields::new(&head("text"), names(&["text"])).unwrap();
+        let rows = reader("text\n\na\n".to_owned()).next().unwrap().unwrap();
+        assert_eq!(fields.values(&rows.rows, 0).unwrap(), [Value::Null]);
         let refused = |header| {
             Fields::new(&head(header), names(&["id"]))
                 .err()

@@ -152,7 +152,12 @@ fn replaced_field(line: &str, name: &str, replace: &mut Replace<'_>) -> Result<O
         (None, Ok(text)) => text,
         (None, Err(_)) => return wrong("a malformed one"),
     };
-    let new = serde_json::Value::from(replace(&text)?).to_string();
+    let new = replace(&text)?;
+    if new == text {
+        // Also its escapes.
+        return Ok(Some(line.to_owned()));
+    }
+    let new = serde_json::Value::from(new).to_string();
     // The value is a part of the line.
     let start = value.get().as_ptr() as usize - line.as_ptr() as usize;
     let end = start + value.get().len();

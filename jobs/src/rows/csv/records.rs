@@ -199,10 +199,14 @@ impl Splitter {
         start..self.ends[number]
     }
 
-    /// Splits one record, which was found before, and is malformed or not.
+    /// Splits one record, which was found before, and is malformed or not. An empty one has an empty field.
     pub fn split(&mut self, content: &[u8]) -> Result<Option<Record>> {
         (self.scan, self.doubtful) = (Scan::START, None);
-        self.next(content, true)
+        let found = self.next(content, true)?;
+        if content.is_empty() {
+            self.ends.resize(self.kept.min(1), 0);
+        }
+        Ok(found)
     }
 
     fn skip_other(&mut self, bytes: &[u8]) {
