@@ -33,6 +33,8 @@ from processes import HERE, Kivu, Reference
 FIXTURES = HERE.parent / "fixtures"
 # Models, and the fixtures with files that replace theirs.
 OTHERS = [("tiny-qwen3-rank", "logit-score"), ("tiny-nomic", "nomic-native")]
+# Kivu's engines; some models have only the first.
+ENGINES = ["auto", "onnx"]
 PROGRESS_S = 30
 
 
@@ -42,6 +44,8 @@ class Comparison:
     def __init__(self, program, home, references, scratch):
         self.kivu, self.references = Kivu(program, home, scratch / "bundle"), references
         self.scratch = scratch
+        # Results that were compared in double precision.
+        self.rounded = 0
 
     def folder(self, source, files):
         """A copy of a fixture with changed files, called as its repository: templates belong to such names."""
@@ -54,16 +58,18 @@ class Comparison:
                 (folder / name).write_bytes(content)
         return folder
 
-    def outcome(self, source, files, kind, usable):
+    def outcome(self, source, files, kind, usable, engine):
         """The outcome of a case, and what belongs to it."""
         try:
-            return self.compared(source, files, kind, usable)
+            return self.compared(source, files, kind, usable, engine)
         except Exception:  # an answer in an unknown form
             return "BROKEN", {"comparison": traceback.format_exc(limit=-3)}
 
-    def compared(self, source, files, kind, usable):
+    def compared(self, source, files, kind, usable, engine):
         folder = self.folder(source, files)
-        found = self.kivu.run(folder, kind, source.name)
+        found = self.kivu.run(folder, kind, source.name, engine)
+        if "refused" in found and engine != ENGINES[0]:
+            found = self.kivu.run(folder, kind, source.name)
         if "values" not in found:
             return ("refused" if "refused" in found else "BROKEN"), found
         details = {}
@@ -88,6 +94,12 @@ class Comparison:
         again = reference.run(*case, seed=1)
         if "values" in again and differences(again["values"], expected):
             return "random values"
+        exact = reference.run(*case, precision="float64")
+        if "values" in exact and is_finite(exact["values"]):
+            differing = differences(found, expected, exact["values"])
+            if not differing:
+                self.rounded += 1
+                return None
         return {name: shown(by, found, expected, name) for name, by in differing.items()}
 
     def usable(self, source, kind):
@@ -168,10 +180,18 @@ def case(fixture, seed, number, ways=None):
             return change
 
 
-def stored(folder, fixture, change, outcome, details, identity):
+def engine_of(seed, number):
+    return random.Random(f"engine {seed} {number}").choice(ENGINES)
+
+
+def stored(folder, fixture, change, engine, found, identity):
     folder.mkdir(exist_ok=True)
+    outcome, details = found
     files = {name: content and base64.b64encode(content).decode() for name, content in change.files.items()}
-    record = {"fixture": fixture.folder.name, "change": change.text, "outcome": outcome, "details": details, "files": files}
+    record = {
+        "fixture": fixture.folder.name, "change": change.text, "engine": engine, "outcome": outcome, "details": details,
+        "files": files,
+    }  # fmt: skip
     path = folder / f"{fixture.folder.name}-{identity}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return path
@@ -194,16 +214,18 @@ def fuzz(options, comparison):
         if not fixture.usable:
             continue
         change = case(fixture, seed, number - 1, options.change)
-        outcome, details = comparison.outcome(fixture.folder, change.files, fixture.kind, fixture.usable)
+        engine = engine_of(seed, number - 1)
+        found = comparison.outcome(fixture.folder, change.files, fixture.kind, fixture.usable, engine)
+        outcome, _ = found
         counts["generation" if fixture.kind == "generator" else "encoders", outcome] += 1
         if outcome in ("DIFFERS", "BROKEN") or "only" in outcome:
-            path = stored(options.environments / "finds", fixture, change, outcome, details, f"{seed}-{number - 1}")
+            path = stored(options.environments / "finds", fixture, change, engine, found, f"{seed}-{number - 1}")
             print(f"{outcome}: {fixture.folder.name}: {change.text}\n    {path}", flush=True)
             finds += outcome in ("DIFFERS", "BROKEN")
         if time.monotonic() > next_report:
             next_report += PROGRESS_S
             print(f"{summary(counts)}; next {number}", flush=True)
-    print(f"seed {seed}, from {options.first} to before {number}, {counts.total()} cases\n{summary(counts)}")
+    print(f"seed {seed}, from {options.first} to before {number}, {counts.total()} cases\n{summary(counts)}; {comparison.rounded} in double precision")
     return finds
 
 
@@ -217,7 +239,8 @@ def replay(options, comparison):
         record = json.loads(path.read_text())
         fixture = known[record["fixture"]]
         files = {name: content and base64.b64decode(content) for name, content in record["files"].items()}
-        outcome, details = comparison.outcome(fixture.folder, files, fixture.kind, fixture.usable)
+        engine = record.get("engine", ENGINES[0])
+        outcome, details = comparison.outcome(fixture.folder, files, fixture.kind, fixture.usable, engine)
         print(f"{outcome}: {record['fixture']}: {record['change']}\n    {json.dumps(details, ensure_ascii=False)[:1500]}", flush=True)
         finds += outcome in ("DIFFERS", "BROKEN")
     return finds

@@ -51,9 +51,9 @@ class Kivu:
     def __init__(self, program, home, out):
         self.process, self.out = Process([program, home]), out
 
-    def run(self, folder, kind, name):
+    def run(self, folder, kind, name, engine="auto"):
         """`values` by name, in which nothing is a refused request; or `refused`, or `broken`."""
-        request = {"folder": str(folder), "out": str(self.out), "task": kinds.task(kind, name)}
+        request = {"folder": str(folder), "out": str(self.out), "task": kinds.task(kind, name), "engine": engine}
         answer = self.process.ask({**request, "requests": kinds.requests(kind, name)})
         if "refused" in answer:
             return {"refused": answer["refused"]}
@@ -75,8 +75,8 @@ class Reference:
         self.name = environment.name
         self.process = Process([environment / "bin/python", HERE / "reference.py"])
 
-    def run(self, folder, kind, name, seed=0):
-        return self.process.ask({"run": str(folder), "kind": kind, "name": name, "seed": seed})
+    def run(self, folder, kind, name, seed=0, precision="float32"):
+        return self.process.ask({"run": str(folder), "kind": kind, "name": name, "seed": seed, "precision": precision})
 
     def declared(self, folder):
         return self.process.ask({"declared": str(folder)})

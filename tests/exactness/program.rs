@@ -35,6 +35,7 @@ struct Case {
     /// Where its bundle is written.
     out: PathBuf,
     task: Option<Task>,
+    engine: EngineChoice,
     requests: Vec<Call>,
 }
 
@@ -99,7 +100,7 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
         task: case.task,
         is_sparse: false,
         precision: Some(Precision::Fp32),
-        engine: EngineChoice::Auto,
+        engine: case.engine,
         allow: Vec::new(),
         samples: Samples::default(),
         is_for_comparison: false,

@@ -1,7 +1,7 @@
 """A process with one version of the reference libraries: reads a line of JSON per request, answers with one.
 
 `{"declared": FOLDER}` returns what the classes of a model declare: see declared.py. `{"run": FOLDER, "kind", "name",
-"seed"}` returns the results of the model, or why it failed.
+"seed", "precision"}` returns the results of the model, or why it failed.
 """
 
 import os
@@ -23,7 +23,7 @@ os.dup2(2, 1)
 import torch
 import transformers
 from declared import declared
-from results import KINDS
+from results import KINDS, PRECISION
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
@@ -35,6 +35,7 @@ logging.disable(logging.ERROR)
 def run(request):
     # What a file lacks is initialized at random.
     torch.manual_seed(request["seed"])
+    PRECISION["dtype"] = getattr(torch, request["precision"])
     try:
         return {"values": KINDS[request["kind"]](request["run"], request["name"])}
     except Exception as error:  # any failure of the reference is an outcome

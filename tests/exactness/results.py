@@ -15,7 +15,8 @@ from transformers import (
 )
 
 IS_OLD = transformers.__version__.startswith("4.")
-FLOAT32 = {"dtype": torch.float32}
+# Of models; twice that of Kivu where both differ.
+PRECISION = {"dtype": torch.float32}
 KEYS = tomllib.loads((Path(__file__).parents[2] / "compiler/src/keys/keys.toml").read_text())["encoder"]
 
 
@@ -36,7 +37,7 @@ def embedder(folder, name):
     if name in JINA_V5:
         model = own_code.jina_v5(folder, name)
     else:
-        model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32, **with_code(folder)).float()
+        model = SentenceTransformer(folder, device="cpu", model_kwargs=PRECISION, **with_code(folder)).to(PRECISION["dtype"])
     rows = lambda vectors: [[float(value) for value in vector] for vector in vectors]
     unit = lambda vectors: [normalized(vector) for vector in rows(vectors)]
     one_by_one = {"batch_size": 1, "show_progress_bar": False}
@@ -48,7 +49,7 @@ def embedder(folder, name):
 
 
 def sparse(folder, name):
-    model = SparseEncoder(folder, device="cpu", model_kwargs=FLOAT32).float()
+    model = SparseEncoder(folder, device="cpu", model_kwargs=PRECISION).to(PRECISION["dtype"])
 
     def weights(rows):
         rows = [row.coalesce() for row in rows]
@@ -66,7 +67,7 @@ def multi_vector(folder, name):
     """Vectors for late interaction; only one environment has the class."""
     from sentence_transformers import MultiVectorEncoder
 
-    model = MultiVectorEncoder(folder, device="cpu", model_kwargs=FLOAT32, **with_code(folder)).float()
+    model = MultiVectorEncoder(folder, device="cpu", model_kwargs=PRECISION, **with_code(folder)).to(PRECISION["dtype"])
     rows = lambda texts: [[[float(value) for value in vector] for vector in vectors] for vectors in texts]
     one_by_one = {"batch_size": 1, "show_progress_bar": False}
     return {
@@ -80,7 +81,7 @@ SLOW = ["tiny-mt5"]
 
 
 def loaded(folder, kind, **options):
-    model = kind.from_pretrained(folder, **FLOAT32).eval()
+    model = kind.from_pretrained(folder, **PRECISION).eval()
     return {"model": model, "tokenizer": AutoTokenizer.from_pretrained(folder, **options), "device": "cpu"}
 
 
@@ -112,10 +113,10 @@ def ranker(folder, name):
         model = own_code.RANKERS[name](folder)
         return {f"pair {place}": [model.score(query, text), model.score(query, query)] for place, (query, text) in enumerate(PAIRS)}
     if with_code(folder):
-        model = AutoModel.from_pretrained(folder, **FLOAT32, **with_code(folder)).eval()
+        model = AutoModel.from_pretrained(folder, **PRECISION, **with_code(folder)).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
         return {f"pair {place}": model.rerank(tokenizer, query, [text, query])[0] for place, (query, text) in enumerate(PAIRS)}
-    model = CrossEncoder(folder, device="cpu", model_kwargs=FLOAT32)
+    model = CrossEncoder(folder, device="cpu", model_kwargs=PRECISION)
     scores = {}
     for place, (query, text) in enumerate(PAIRS):
         pairs = [(query, text), (query, query)]
@@ -149,7 +150,7 @@ def labels(folder, name):
     """GLiClass's scores; only one environment has the package."""
     from gliclass import GLiClassModel, ZeroShotClassificationPipeline
 
-    model = GLiClassModel.from_pretrained(folder, **FLOAT32).eval()
+    model = GLiClassModel.from_pretrained(folder, **PRECISION).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     scores = {}
     for kind in ("single", "multi"):
@@ -183,7 +184,7 @@ def gliner(folder, name):
     """GLiNER's entities; only one environment has the package."""
     from gliner import GLiNER
 
-    model = GLiNER.from_pretrained(folder, local_files_only=True).float().eval()
+    model = GLiNER.from_pretrained(folder, local_files_only=True).to(PRECISION["dtype"]).eval()
     rows = [model.predict_entities(text, LABELS, threshold=THRESHOLD) for text in SHORT]
     own = lambda entity: {
         "entity_group": entity["label"], "word": entity["text"], "start": entity["start"], "end": entity["end"],

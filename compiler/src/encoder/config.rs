@@ -338,17 +338,18 @@ impl EncoderConfig {
             && self.tasks.is_none();
         let reach = |layer: usize| {
             let Span { window, rotary } = &self.spans[layer % self.spans.len()];
-            let depends_on_length = rotary.as_ref().is_some_and(|rotary| {
-                matches!(
-                    rotary.scaling,
-                    Scaling::DynamicNtk { .. } | Scaling::Long { .. }
-                )
+            let depends_on_place = rotary.as_ref().is_some_and(|rotary| {
+                rotary.growth.is_some()
+                    || matches!(
+                        rotary.scaling,
+                        Scaling::DynamicNtk { .. } | Scaling::Long { .. }
+                    )
             });
             let AttentionWindow { before, after } = *window;
             before
                 .zip(after)
                 .map(|(before, after)| before.max(after))
-                .filter(|_| !depends_on_length)
+                .filter(|_| !depends_on_place)
         };
         let sum = (0..self.layers).map(reach).sum::<Option<usize>>();
         sum.filter(|reach| is_relative && *reach > 0)

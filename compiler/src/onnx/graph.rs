@@ -70,12 +70,12 @@ impl Value {
 
 /// A graph under construction.
 ///
-/// A node's output is named after its operator. A constant is added once: adding another with the same name refers to
-/// the first.
+/// A node's output is named after its operator. A constant is added once: adding it again refers to the first, and
+/// another with its name gets a number.
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
     graph: GraphProto,
-    constants: BTreeSet<String>,
+    constants: BTreeMap<String, TensorProto>,
     nodes: usize,
     /// Model-local functions, by name; `None` if their nodes are written into the graph.
     functions: Option<BTreeMap<String, FunctionProto>>,
@@ -231,18 +231,26 @@ impl GraphBuilder {
         self.constant(tensor(name, data_type::INT64, &[values.len()], bytes))
     }
 
-    fn constant(&mut self, tensor: TensorProto) -> Value {
-        let name = tensor.name.clone();
-        if self.constants.insert(name.clone()) {
-            match self.is_body {
-                false => self.graph.initializer.push(tensor),
-                true => self.push(
-                    ["", "Constant"],
-                    &[],
-                    vec![name.clone()],
-                    vec![constant("value", tensor)],
-                ),
+    fn constant(&mut self, mut tensor: TensorProto) -> Value {
+        let plain = tensor.name.clone();
+        for copy in 2.. {
+            match self.constants.get(&tensor.name) {
+                None => break,
+                Some(found) if *found == tensor => return Value(tensor.name),
+                Some(_) => tensor.name = format!("{plain}.{copy}"),
             }
+        }
+        let name = tensor.name.clone();
+        // The bytes are shared.
+        self.constants.insert(name.clone(), tensor.clone());
+        match self.is_body {
+            false => self.graph.initializer.push(tensor),
+            true => self.push(
+                ["", "Constant"],
+                &[],
+                vec![name.clone()],
+                vec![constant("value", tensor)],
+            ),
         }
         Value(name)
     }
@@ -552,5 +560,22 @@ fn typed(name: &str, tensor_type: TensorTypeProto) -> ValueInfoProto {
         r#type: Some(TypeProto {
             tensor_type: Some(tensor_type),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_with_one_name_are_added_once_each() {
+        let mut graph = GraphBuilder::default();
+        let names = [&[1.0][..], &[2.0], &[1.0], &[1.0, 2.0], &[2.0]]
+            .map(|values| graph.floats("factors", &[values.len()], values).0);
+        assert_eq!(
+            names,
+            ["factors", "factors.2", "factors", "factors.3", "factors.2"]
+        );
+        assert_eq!(graph.graph.initializer.len(), 3);
     }
 }

@@ -534,16 +534,10 @@ pub fn max_tokens(folder: &ModelFolder, encoder_limits: &EncoderLimits) -> Resul
     }
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
     // sentence-transformers does not see the positions inside of `text_config`.
-    if model.model_type() == EMBEDDING_GEMMA2
-        && positions < UNREACHED
-        && stated.is_none_or(|length| length > positions)
-    {
-        return Err(Error::model(format!(
-            "expected a `{OF_TOKENIZER}` of at most {positions}, the positions of the model, in `tokenizer_config.json`: \
-             without it, sentence-transformers reads longer texts whole"
-        ))
-        .with_hint(format!("set it to {positions}")));
-    }
+    let positions = match model.model_type() == EMBEDDING_GEMMA2 {
+        true => positions.max(UNREACHED),
+        false => positions,
+    };
     Ok(stated.unwrap_or(positions).min(positions))
 }
 
@@ -673,12 +667,12 @@ mod tests {
             max_tokens_of(folder.path())
         };
         assert_eq!(without_length("modernbert").unwrap(), 64);
+        assert_eq!(without_length(EMBEDDING_GEMMA2).unwrap(), UNREACHED);
         let refusals = [
             length("modernbert", 80),
             length("bert", 1),
             of_tokenizer(1),
             of_tokenizer(-1),
-            without_length(EMBEDDING_GEMMA2),
         ];
         let refusals = refusals
             .map(|refusal| refusal.unwrap_err().to_string())
@@ -688,7 +682,6 @@ mod tests {
         expected a `max_seq_length` of at least 2, but found 1
         expected a `model_max_length` of at least 2, but found 1
         expected a `model_max_length` of at least 2, but found -1
-        expected a `model_max_length` of at most 64, the positions of the model, in `tokenizer_config.json`: without it, sentence-transformers reads longer texts whole; set it to 64
         ");
     }
 

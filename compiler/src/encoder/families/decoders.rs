@@ -95,11 +95,11 @@ pub fn layers(
     spans: Vec<Span>,
 ) -> Result<EncoderConfig> {
     let mut shared = EncoderConfig::new(config, names, heads, feed_forward)?;
-    let scaling = spans
-        .iter()
-        .find_map(|span| Some(&span.rotary.as_ref()?.scaling));
-    if let Some(Scaling::DynamicNtk { factor, positions }) = scaling {
-        shared.encoder_limits.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
+    for span in &spans {
+        let scaling = span.rotary.as_ref().map(|rotary| &rotary.scaling);
+        if let Some(Scaling::DynamicNtk { factor, positions }) = scaling {
+            shared.encoder_limits.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
+        }
     }
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },

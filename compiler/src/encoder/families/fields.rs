@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Debug};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::rope::{Rope, rotary};
+use super::rope::{self, Rope};
 use crate::{
     encoder::config::{
         Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Head, HeadInput,
@@ -242,7 +242,7 @@ pub struct LayerKinds {
     /// The kind of each layer, by name.
     pub types: Vec<String>,
     /// Rotary positions by the kind's name.
-    pub ropes: BTreeMap<String, Rope>,
+    pub ropes: BTreeMap<String, Option<Rope>>,
     /// Tokens on each side of a token.
     pub window: usize,
     /// Head width in layers with full attention, and in the others.
@@ -258,16 +258,16 @@ impl LayerKinds {
         Self::NAMES[usize::from(!is_full)]
     }
 
-    /// Rotary positions by kind, if the file has them.
-    pub fn ropes(config: &ConfigFile) -> Result<Option<BTreeMap<String, Rope>>> {
+    /// Rotary positions by kind, if the file has them; a kind without layers may be `null`.
+    pub fn ropes(config: &ConfigFile) -> Result<Option<BTreeMap<String, Option<Rope>>>> {
         config.get("rope_parameters")
     }
 
     /// Rotary positions with a base for full attention, and one for the others.
-    pub fn ropes_of_bases(bases: [f64; 2]) -> BTreeMap<String, Rope> {
+    pub fn ropes_of_bases(bases: [f64; 2]) -> BTreeMap<String, Option<Rope>> {
         let named = Self::NAMES.map(str::to_owned).into_iter().zip(bases);
         named
-            .map(|(kind, base)| (kind, Rope::of_base(base)))
+            .map(|(kind, base)| (kind, Some(Rope::of_base(base))))
             .collect()
     }
 
@@ -276,21 +276,19 @@ impl LayerKinds {
         spans_of(config, &self.types, |is_full| {
             let place = usize::from(!is_full);
             let kind = Self::NAMES[place];
-            let rope = self.ropes.get(kind);
-            let base = rope.and_then(|rope| rope.rope_theta);
-            let (Some(rope), Some(base)) = (rope, base) else {
+            let rope = self.ropes.get(kind).and_then(Option::as_ref);
+            let Some(rope) = rope.filter(|rope| rope.rope_theta.is_some()) else {
                 return Err(Error::model(format!(
                     "expected a `rope_theta` for `{kind}` in `rope_parameters`, but found none"
                 )));
             };
-            let scaling = rope.scaling(&["linear"], 0)?;
             let window = match is_full {
                 true => AttentionWindow::ALL,
                 false => AttentionWindow::within(self.window),
             };
             Ok(Span {
                 window,
-                rotary: Some(rotary(self.widths[place], 1.0, base, scaling)?),
+                rotary: Some(rope::of_kind(config, self.widths[place], rope)?),
             })
         })
     }

@@ -232,7 +232,8 @@ mod tests {
             json!({"swiglu_limit": -1.0}),
             json!({"head_dim": 63}),
             json!({"num_key_value_heads": 3}),
-            json!({"rope_parameters": {"rope_type": "proportional"}}),
+            json!({"rope_parameters": {"rope_type": "axial"}}),
+            json!({"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}),
             json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5}}),
         ];
         let refusals = refusals
@@ -244,7 +245,8 @@ mod tests {
         expected a finite `swiglu_alpha`, and a `swiglu_limit` of at least 0, but found 1.702 and -1
         expected an even number of rotated values in a head, but found 1 of 63
         expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found 14 and 3, of 64 values
-        expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, but found `proportional`
+        expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, `proportional`, but found `axial`
+        expected a `partial_rotary_factor` from 0 to 1, but found 1.5
         expected rotary positions without `partial_rotary_factor`, but found 0.5
         ");
     }

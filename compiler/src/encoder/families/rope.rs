@@ -143,7 +143,12 @@ impl Rope {
     /// The scaling in a decoder with `positions`, as in `transformers`; for heads with `width` values.
     fn of_decoder(&self, [width, positions]: [usize; 2], base: f64) -> Result<Scaling> {
         let original = self.original_max_position_embeddings.unwrap_or(positions);
-        self.expect_whole_heads()?;
+        match self.kind() {
+            // These types do not read `partial_rotary_factor`, or not as a part of a head.
+            DEFAULT => return Ok(Scaling::None),
+            "proportional" => return self.proportional(width),
+            _ => self.expect_whole_heads()?,
+        }
         match self.kind() {
             "dynamic" => Ok(Scaling::DynamicNtk {
                 factor: self.factor()?,
@@ -153,10 +158,23 @@ impl Rope {
             "yarn" => self.yarn(width, base, original),
             "longrope" => self.long(width, [original, positions]),
             _ => self.scaling(
-                &["linear", "dynamic", "llama3", "yarn", "longrope"],
+                &["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"],
                 positions,
             ),
         }
+    }
+
+    fn proportional(&self, width: usize) -> Result<Scaling> {
+        let part = self.partial_rotary_factor.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&part) {
+            return Err(Error::model(format!(
+                "expected a `partial_rotary_factor` from 0 to 1, but found {part}"
+            )));
+        }
+        Ok(Scaling::Proportional {
+            factor: self.factor.map_or(Ok(1.0), |_| self.factor())?,
+            pairs: (part * width as f64 / 2.0) as usize,
+        })
     }
 
     /// Ministral 3's factor for queries. Types with an original length have the length of all positions by default.
@@ -343,6 +361,15 @@ pub fn of_ministral3(config: &ConfigFile, width: usize) -> Result<Rotary> {
 /// Rotary settings of LFM2, whose class has a different default base.
 pub fn of_lfm2(config: &ConfigFile, width: usize) -> Result<Rotary> {
     with_base(config, width, &Rope::read(config)?, 1e6)
+}
+
+/// Rotary settings of one kind of layers. The code looks for `truncate` beside those of all kinds.
+pub fn of_kind(config: &ConfigFile, width: usize, rope: &Rope) -> Result<Rotary> {
+    let rope = Rope {
+        truncate: truncates(),
+        ..rope.clone()
+    };
+    with_base(config, width, &rope, 10_000.0)
 }
 
 /// The positions that `rope` describes; `base` is the class' own.

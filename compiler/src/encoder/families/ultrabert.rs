@@ -71,18 +71,20 @@ fn kinds(config: &ConfigFile, defaults: &Defaults) -> Result<LayerKinds> {
     };
     let listed = windows.into_iter().flatten().flatten();
     let window = config.get_size("sliding_window")?.unwrap_or(128);
-    let bases: Option<Vec<f64>> = config.get("rope_theta")?;
-    let mut ropes = match (LayerKinds::ropes(config)?, bases) {
-        (Some(ropes), _) => ropes,
-        (None, Some(bases)) => {
-            let listed = types.iter().cloned().zip(bases);
-            listed
-                .map(|(kind, base)| (kind, Rope::of_base(base)))
-                .collect()
-        }
-        (None, None) => LayerKinds::ropes_of_bases([2_560_000.0, BASE]),
+    let bases = config.get::<Vec<f64>>("rope_theta");
+    let mut ropes = match LayerKinds::ropes(config)? {
+        Some(ropes) => ropes,
+        None => match bases? {
+            Some(bases) => {
+                let listed = types.iter().cloned().zip(bases);
+                listed
+                    .map(|(kind, base)| (kind, Some(Rope::of_base(base))))
+                    .collect()
+            }
+            None => LayerKinds::ropes_of_bases([2_560_000.0, BASE]),
+        },
     };
-    for rope in ropes.values_mut() {
+    for rope in ropes.values_mut().flatten() {
         rope.rope_theta.get_or_insert(BASE);
     }
     Ok(LayerKinds {

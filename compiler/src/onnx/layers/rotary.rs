@@ -30,6 +30,11 @@ pub enum Scaling {
     Linear {
         factor: f64,
     },
+    /// Divides the first `pairs` frequencies by `factor`, and does not rotate the other pairs.
+    Proportional {
+        factor: f64,
+        pairs: usize,
+    },
     /// Multiplies the base by `factor`, and divides frequencies by `factor`^(2 / width), for all text lengths.
     Ntk {
         factor: f64,
@@ -77,24 +82,13 @@ pub struct Rotation {
 impl Rotary {
     /// The frequencies as a constant with one row, or with a second one for long texts.
     pub fn constant(&self, graph: &mut GraphBuilder) -> Value {
-        let name = format!("frequencies_{}_{}{}", self.width, self.base, self.suffix());
+        let name = format!("frequencies_{}_{}", self.width, self.base);
         let frequencies = self.frequencies();
         graph.floats(
             &name,
             &[2 * frequencies.len() / self.width, self.width / 2],
             &frequencies,
         )
-    }
-
-    /// Tells scalings with the same base apart.
-    fn suffix(&self) -> String {
-        match &self.scaling {
-            Scaling::None | Scaling::Ntk { .. } | Scaling::DynamicNtk { .. } => String::new(),
-            Scaling::Linear { factor } => format!("_linear_{factor}"),
-            Scaling::Llama3 { factor, .. } => format!("_llama3_{factor}"),
-            Scaling::Yarn { factor, .. } => format!("_yarn_{factor}"),
-            Scaling::Long { .. } => "_long".to_owned(),
-        }
     }
 
     /// Parameters for the native engine besides the frequencies: a factor for cosines and sines, the number of tokens up to
@@ -110,11 +104,7 @@ impl Rotary {
             _ if self.amplitude() != 1.0 => vec![self.amplitude()],
             _ => return Value::none(),
         };
-        graph.floats(
-            &format!("rotation{}", self.suffix()),
-            &[parameters.len()],
-            &parameters,
-        )
+        graph.floats("rotation", &[parameters.len()], &parameters)
     }
 
     /// Factor for cosines and sines.
@@ -141,6 +131,13 @@ impl Rotary {
             Scaling::Linear { factor } => {
                 plain.map(|frequency| frequency / *factor as f32).collect()
             }
+            Scaling::Proportional { factor, pairs } => plain
+                .enumerate()
+                .map(|(pair, frequency)| match pair < *pairs {
+                    true => frequency / *factor as f32,
+                    false => 0.0,
+                })
+                .collect(),
             Scaling::Ntk { factor } => {
                 let divisor = factor.powf(2.0 / self.width as f64) as f32;
                 plain.map(|frequency| frequency / divisor).collect()
@@ -331,6 +328,11 @@ mod tests {
         };
         assert_eq!(scaled(Scaling::Ntk { factor: 4.0 }), [0.5, 0.005 / 2.0]);
         assert_eq!(scaled(Scaling::Linear { factor: 4.0 }), [0.25, 0.0025]);
+        let proportional = Scaling::Proportional {
+            factor: 4.0,
+            pairs: 1,
+        };
+        assert_eq!(scaled(proportional), [0.25, 0.0]);
         let lists = Scaling::Long {
             short: vec![1.0, 2.0],
             long: vec![4.0, 8.0],
