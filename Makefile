@@ -58,6 +58,11 @@ GGUF := $(PYTHON_PEERS)/models/model-q8_0.gguf
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
+# Tests start hundreds of Python processes: the bytecode of packages is kept, apart from the sources, whatever the environment
+# says.
+export PYTHONPYCACHEPREFIX := $(abspath .kivu/pycache)
+export PYTHONDONTWRITEBYTECODE :=
+
 # CI compiles once: incremental compilation has no benefit.
 ifdef CI
 export CARGO_INCREMENTAL := 0
@@ -128,12 +133,12 @@ endif
 TERRAFORM := $(shell command -v terraform)
 # With TEST_COMPLETE, a test without one of its parts fails instead of being skipped.
 TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
-  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_IMAGES="$$(python3 -B tests/deploy/image_tools.py .kivu/images)" TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
+  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_IMAGES="$$(python3 tests/deploy/image_tools.py .kivu/images)" TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_WORKFLOWS=$(abspath $(dir $(WORKFLOW_TOOLS))bin) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
-  TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
+  TEST_PROMETHEUS="$$(python3 tests/telemetry/prometheus.py .kivu/prometheus)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
 .PHONY: browser
@@ -142,11 +147,11 @@ browser: $(PAGE_TOOLS)
 
 .PHONY: prometheus
 prometheus:
-	python3 -B tests/telemetry/prometheus.py .kivu/prometheus
+	python3 tests/telemetry/prometheus.py .kivu/prometheus
 
 .PHONY: image-tools
 image-tools:
-	python3 -B tests/deploy/image_tools.py .kivu/images
+	python3 tests/deploy/image_tools.py .kivu/images
 
 .PHONY: bundles
 bundles: program ## Build the models in models/, and download ONNX Runtime for the functions

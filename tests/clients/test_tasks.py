@@ -24,7 +24,7 @@ import unittest
 import urllib.parse
 from importlib.metadata import version
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 
 import test_clients as base  # first: it sets what the clients read on import  # noqa: E402
 from test_clients import MODEL, QUESTION, TEXTS, TIMEOUT_S, URL, WIDTH, ServerTest, ask, vector

@@ -12,7 +12,7 @@ import unittest
 import urllib.parse
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 
 import test_clients as base  # first: it sets what the clients read on import
 from test_clients import TIMEOUT_S, URL, ServerTest

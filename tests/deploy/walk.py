@@ -21,7 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 
 from emulator import PATCHES, Emulator, free_port
 
@@ -149,7 +149,7 @@ class Walk:
             return
         host = self.outputs["Url"].removeprefix("https://").split(".")[0]
         url = f"http://{host}.execute-api.localhost:{self.emulator.port}/v1/embeddings"
-        found = lambda port: self.run(python, "-B", "tests/deploy/browser.py", chromium, port, url, self.key).strip()
+        found = lambda port: self.run(python, "tests/deploy/browser.py", chromium, port, url, self.key).strip()
         expect("a request of a page", "200 true", found(self.page_port))
         expect("a request of a page of another origin", "TypeError: Failed to fetch", found(free_port()))
 

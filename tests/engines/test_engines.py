@@ -38,7 +38,6 @@ TIMEOUT_S = 600
 SLOW_START = "timed out during startup"
 ENGINE = {
     "PYTHONPATH": os.environ["TEST_PACKAGE"],
-    "PYTHONDONTWRITEBYTECODE": "1",
     "PYSPARK_PYTHON": sys.executable,
     "SPARK_LOCAL_IP": "127.0.0.1",
     "RAY_USAGE_STATS_ENABLED": "0",

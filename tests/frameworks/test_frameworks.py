@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 warnings.simplefilter("ignore")
 
 URL = os.environ.get("TEST_URL", "").rstrip("/")

@@ -15,7 +15,7 @@ import unittest
 import urllib.request
 import warnings
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 warnings.simplefilter("ignore")
 for name in list(os.environ):
     if name.lower().endswith("_proxy") or name.endswith(("_API_KEY", "_BASE_URL")):

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
 
 from harness import BUCKET, CREDENTIALS, Weed, event_bridge, s3_event, sns, sns_in_queue, sqs

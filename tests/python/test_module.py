@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-sys.dont_write_bytecode = True  # no __pycache__ among the sources
+sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 sys.path.insert(0, os.environ["TEST_PACKAGE"])
-os.environ.update(PYTHONPATH=os.environ["TEST_PACKAGE"], PYTHONDONTWRITEBYTECODE="1", HAYSTACK_TELEMETRY_ENABLED="False")
+os.environ.update(PYTHONPATH=os.environ["TEST_PACKAGE"], HAYSTACK_TELEMETRY_ENABLED="False")
 
 import numpy as np  # noqa: E402
 

@@ -42,7 +42,7 @@ fn script(name: &str) -> Option<Command> {
     let mut command = Command::new(tool("TEST_DEPLOY")?.join("python"));
     command
         .current_dir(root())
-        .args(["-B", "-W", "ignore"])
+        .args(["-W", "ignore"])
         .arg(format!("tests/deploy/{name}.py"));
     Some(command)
 }
@@ -215,11 +215,7 @@ fn images_are_made_pushed_and_run() {
 #[test]
 fn archives_are_reproducible() {
     let mut command = Command::new("python3");
-    succeed(
-        command
-            .current_dir(root())
-            .args(["-B", "tests/lambda/packing.py"]),
-    );
+    succeed(command.current_dir(root()).arg("tests/lambda/packing.py"));
 }
 
 #[test]
@@ -231,7 +227,7 @@ fn the_list_of_crates_is_complete_and_reproducible() {
         succeed(
             command
                 .current_dir(root())
-                .args(["-B", "functions/parts.py"])
+                .arg("functions/parts.py")
                 .arg(&out),
         );
         std::fs::read_to_string(out).unwrap()

@@ -53,7 +53,7 @@ fn the_api_function_streams_responses() {
     let mut streaming = Command::new("python3");
     streaming
         .current_dir(root())
-        .args(["-B", "tests/lambda/streaming.py"]);
+        .arg("tests/lambda/streaming.py");
     succeed(streaming.arg(compiled("api")).arg(bundle));
 }
 
@@ -66,7 +66,7 @@ fn the_api_function_refuses_responses_that_lambda_would() {
     let mut check = Command::new("python3");
     check
         .current_dir(root())
-        .args(["-B", "tests/lambda/long_responses.py"]);
+        .arg("tests/lambda/long_responses.py");
     succeed(check.arg(compiled("api")).arg(bundle));
 }
 

@@ -24,7 +24,7 @@ use crate::{
     messages::answer,
     models::runtime,
     server::{Server, kivu},
-    tools::{root, succeed, tool},
+    tools::{interpreter, root, succeed},
 };
 
 async fn get(router: Router, path: &str) -> (StatusCode, Value) {
@@ -358,17 +358,9 @@ async fn the_documents_follow_the_page_setting_and_the_prefix() {
 /// server error.
 #[test]
 fn every_response_conforms_to_the_document() {
-    let Some(python) = tool("TEST_DOCUMENT") else {
+    let Some(python) = interpreter("TEST_DOCUMENT", "schemathesis") else {
         return;
     };
-    let has_tester = Command::new(&python)
-        .args(["-c", "import schemathesis"])
-        .stderr(Stdio::null())
-        .status();
-    if !has_tester.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported("schemathesis needs Python 3.11");
-        return;
-    }
     runtime().expect("`make test` installs ONNX Runtime");
     let folder = tempfile::tempdir().unwrap();
     let (key, line) = make_key("tester").unwrap();

@@ -16,7 +16,7 @@ fn traces_and_metrics_are_received_over_otlp() {
     };
     let mut test = Command::new(python);
     test.current_dir(root())
-        .args(["-B", "tests/telemetry/test_otlp.py"])
+        .arg("tests/telemetry/test_otlp.py")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
         .env("TEST_FUNCTION", compiled("api"))
         .env("TEST_BUNDLE", bundle)
@@ -35,7 +35,7 @@ fn the_dashboard_and_the_alerts_work_with_prometheus() {
     }
     let mut test = Command::new(python);
     test.current_dir(root())
-        .args(["-B", "tests/telemetry/test_dashboard.py"])
+        .arg("tests/telemetry/test_dashboard.py")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
         .env("TEST_BUNDLE", root().join(MINILM))
         .env("TEST_PROMETHEUS", programs)

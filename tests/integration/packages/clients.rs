@@ -12,7 +12,7 @@ use crate::{
     bundles::all_bundles,
     models::{build_request, fixtures, request, runtime},
     server::{Server, kivu},
-    tools::{root, succeed, tool},
+    tools::{interpreter, root, succeed, tool},
 };
 
 #[test]
@@ -35,17 +35,9 @@ fn published_clients_work_unchanged() {
 /// Frameworks get `/embed` vectors from a model with prompts and ranges.
 #[test]
 fn frameworks_work_unchanged() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else {
+    let Some(python) = interpreter("TEST_FRAMEWORKS", "haystack") else {
         return;
     };
-    let has_frameworks = Command::new(&python)
-        .args(["-c", "import haystack"])
-        .stderr(Stdio::null())
-        .status();
-    if !has_frameworks.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported("haystack-ai needs Python 3.11");
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     let mut request = request(
         fixtures().join("models/tiny-bert"),
@@ -112,17 +104,9 @@ fn frameworks_work_unchanged() {
 /// NeMo Guardrails asks for entities and for labels, without a model that generates texts.
 #[test]
 fn guards_of_nemo_guardrails_work_unchanged() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else {
+    let Some(python) = interpreter("TEST_FRAMEWORKS", "nemoguardrails") else {
         return;
     };
-    let has_guards = Command::new(&python)
-        .args(["-c", "import nemoguardrails"])
-        .stderr(Stdio::null())
-        .status();
-    if !has_guards.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported("nemoguardrails needs Python 3.11");
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     for (name, fixture) in [
         ("entities", "models/tiny-gliner"),

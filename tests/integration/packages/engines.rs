@@ -1,38 +1,18 @@
 //! Engines for data, and Lambda's runtime client for Python, with the Python package in their processes.
 
-use std::{
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
+use std::{path::Path, process::Command};
 
 use crate::{
     built::MINILM,
     python::package,
-    tools::{root, succeed, tool},
+    tools::{interpreter, root, succeed},
 };
-
-/// The interpreter with the packages in a requirements file of `tests/engines`, if it has this module.
-pub(crate) fn interpreter(variable: &str, module: &str) -> Option<PathBuf> {
-    let python = tool(variable)?;
-    let is_known = Command::new(&python)
-        .args(["-c", &format!("import {module}")])
-        .stderr(Stdio::null())
-        .status();
-    if !is_known.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported(format_args!(
-            "{module} is installed for Python 3.11 and newer"
-        ));
-        return None;
-    }
-    Some(python)
-}
 
 fn rows_equal_batch(python: &Path, engines: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     package(folder.path());
     let mut tests = Command::new(python);
     tests
-        .arg("-B")
         .arg(root().join("tests/engines/test_engines.py"))
         .args(engines);
     tests
@@ -77,7 +57,6 @@ fn the_python_function_answers_lambdas_runtime_client() {
     std::os::unix::fs::symlink(root().join(MINILM), function.path().join("model")).unwrap();
     let mut check = Command::new(python);
     check
-        .arg("-B")
         .arg(root().join("tests/lambda/python_function.py"))
         .arg(function.path());
     succeed(check.arg(packages.path()));

@@ -29,7 +29,7 @@ fn node() -> Option<(PathBuf, PathBuf)> {
 fn package(folder: &Path) {
     let package = folder.join("node_modules/kivuml");
     let mut pack = Command::new("python3");
-    pack.args(["-B", "packaging/npm.py"])
+    pack.arg("packaging/npm.py")
         .arg(&package)
         .arg(compiled("libkivu_node.so"));
     succeed(pack.current_dir(root()));

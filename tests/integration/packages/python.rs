@@ -13,7 +13,7 @@ use crate::{
     bundles::all_bundles,
     models::{build_request, fixtures, library_path, request, runtime},
     server::{Server, kivu},
-    tools::{root, succeed, tool},
+    tools::{interpreter, root, succeed},
 };
 
 /// Makes the package as a wheel installs it, with the module for tests.
@@ -58,17 +58,9 @@ pub(crate) fn bundles() -> tempfile::TempDir {
 
 #[test]
 fn the_package_returns_what_the_server_returns() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else {
+    let Some(python) = interpreter("TEST_FRAMEWORKS", "haystack") else {
         return;
     };
-    let is_known = Command::new(&python)
-        .args(["-c", "import haystack"])
-        .stderr(Stdio::null())
-        .status();
-    if !is_known.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported("haystack-ai needs Python 3.11");
-        return;
-    }
     let (folder, bundles) = (tempfile::tempdir().unwrap(), bundles());
     package(folder.path());
     let server = Server::wait(kivu(bundles.path()).stderr(Stdio::null()).spawn().unwrap());

@@ -10,10 +10,7 @@ use arrow_array::RecordBatchReader;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
-use crate::{
-    engines::interpreter,
-    tools::{root, succeed},
-};
+use crate::tools::{interpreter, root, succeed};
 
 /// Searches `folder` with the model `minilm` and an index in `home`.
 fn search(home: &Path, folder: &Path, arguments: &[&str]) -> Output {
@@ -147,7 +144,7 @@ fn nearest_in_duckdb(index: &Path) {
 found, first = (duckdb.sql(query).fetchall() for query in sys.argv[1:])
 assert found[0] == first[0] and len(found) == 4, found";
     let first = format!("SELECT path, line FROM '{}' LIMIT 1", index.display());
-    succeed(Command::new(python).args(["-B", "-c", program, &query, &first]));
+    succeed(Command::new(python).args(["-c", program, &query, &first]));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::Command,
+    sync::LazyLock,
 };
 
 use crate::tools::ROOT;
@@ -12,14 +13,14 @@ pub(crate) const MINILM: &str = ".kivu/bundles/minilm";
 
 /// A Lambda function's program or a package's native module, compiled if it is not up to date.
 pub(crate) fn compiled(name: &str) -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .args(["build", "--quiet", "--workspace", "--lib", "--bins"])
-        .current_dir(ROOT);
-    assert!(
-        outside_of_cargo(&mut build).status().unwrap().success(),
-        "`{name}` cannot be compiled"
-    );
+    static BUILD: LazyLock<bool> = LazyLock::new(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .args(["build", "--quiet", "--workspace", "--lib", "--bins"])
+            .current_dir(ROOT);
+        outside_of_cargo(&mut build).status().unwrap().success()
+    });
+    assert!(*BUILD, "`{name}` cannot be compiled");
     Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
 }
 

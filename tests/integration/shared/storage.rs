@@ -46,7 +46,6 @@ impl Storage {
         let script = Path::new(ROOT).join("tests/s3/serve.py");
         let mut process = Command::new(python)
             .arg(script)
-            .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

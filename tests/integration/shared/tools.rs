@@ -6,7 +6,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{server::alone, skips::missing};
+use crate::{
+    server::alone,
+    skips::{missing, unsupported},
+};
 
 /// Repository root.
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -18,6 +21,22 @@ pub(crate) fn tool(variable: &str) -> Option<PathBuf> {
         missing(variable);
     }
     tool
+}
+
+/// The Python that a variable names, if its environment has this module: some need a newer Python than the machine's.
+#[allow(dead_code, reason = "`aws` and `models` need no module of that kind")]
+pub(crate) fn interpreter(variable: &str, module: &str) -> Option<PathBuf> {
+    let python = tool(variable)?;
+    // Importing a framework takes seconds.
+    let find = format!(
+        "import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
+    );
+    let found = Command::new(&python).args(["-c", &find]).status();
+    if !found.is_ok_and(|status| status.success()) {
+        unsupported(format_args!("{module} needs Python 3.11"));
+        return None;
+    }
+    Some(python)
 }
 
 pub(crate) fn root() -> PathBuf {

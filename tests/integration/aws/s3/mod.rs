@@ -47,7 +47,6 @@ fn run(script: &str) {
         .args(["-W", "ignore"])
         .arg(root.join("tests/s3").join(script))
         .env("PYTHONPATH", root.join("tests/lambda"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
         .env("TEST_API", compiled("api"))
         .env("TEST_BATCH", compiled("batch"))

@@ -101,7 +101,6 @@ impl Triton {
             .args(options)
             .env("LD_LIBRARY_PATH", packages.join("nvidia_pytriton.libs"))
             .env("PYTHONPATH", packages)
-            .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("OMP_NUM_THREADS", "1")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())

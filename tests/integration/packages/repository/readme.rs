@@ -14,7 +14,7 @@ use crate::{
     models::{library_path, runtime},
     server::{Server, kivu},
     source_files::{CRATES, sources},
-    tools::{root, succeed, tool},
+    tools::{interpreter, root, succeed, tool},
 };
 
 /// The address in the README; tests replace it with one on a free port.
@@ -326,17 +326,9 @@ fn commands_of_the_tutorials_run() {
 /// All Python programs of the page run in one process, since their packages take seconds to import.
 #[test]
 fn code_on_the_page_about_clients_runs() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else {
+    let Some(python) = interpreter("TEST_FRAMEWORKS", "haystack") else {
         return;
     };
-    let has_packages = Command::new(&python)
-        .args(["-c", "import haystack"])
-        .stderr(Stdio::null())
-        .status();
-    if !has_packages.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported("haystack-ai needs Python 3.11");
-        return;
-    }
     runtime().expect("`make test` installs ONNX Runtime");
     let server = make_run();
     let blocks = blocks_of("docs/clients.md");
