@@ -11,6 +11,7 @@ pub mod array;
 mod attention;
 mod distances;
 mod experts;
+pub mod floats;
 mod heads;
 pub mod kernel;
 mod linear;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::{
+    floats::Floats,
     kernel::{
         COLUMNS, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange,
         Rows, RowsMut, ScaledTile, Sums, row_size,
@@ -21,6 +22,8 @@ pub struct Quantized {
     /// A block of one row's activations, with the layer's factors and offsets applied.
     scaled: Numbers,
     part: Box<Part>,
+    /// A panel in fp32.
+    panel: Vec<f32>,
 }
 
 /// Blocks of a panel between weights and prefetched ones: 8 KiB.
@@ -368,29 +371,38 @@ pub fn layer<K: Kernel>(
             let panels = columns.start / LANES..columns.end / LANES;
             linear(kernel, input, layer, panels, scratch, out);
         }
-        Layer::Fp32(layer) => dense_columns(kernel, input, layer, columns, out),
+        Layer::Fp32(layer) => dense_columns(kernel, input, layer, columns, scratch, out),
     }
 }
 
-/// Multiplies rows by `layer`'s fp32 weights, with bias.
+/// Multiplies rows by `layer`'s fp32 weights, which have 32 bits, with bias.
 #[inline(always)]
 pub fn dense<K: Kernel>(kernel: K, input: &[f32], layer: &Dense, out: &mut [f32]) {
-    dense_columns(kernel, input, layer, 0..layer.outputs, out);
+    let mut scratch = Vec::new();
+    kernel.call(DenseProduct {
+        input,
+        layer,
+        columns: 0..layer.outputs,
+        scratch: &mut scratch,
+        out,
+    });
 }
 
-/// [`dense`], for the outputs in `columns`.
+/// Multiplies rows by `layer`'s fp32 weights for the outputs in `columns`, with bias.
 #[inline(always)]
-fn dense_columns<K: Kernel>(
+pub fn dense_columns<K: Kernel>(
     kernel: K,
     input: &[f32],
     layer: &Dense,
     columns: Range<usize>,
+    scratch: &mut Quantized,
     out: &mut [f32],
 ) {
     kernel.call(DenseProduct {
         input,
         layer,
         columns,
+        scratch: &mut scratch.panel,
         out,
     });
 }
@@ -400,6 +412,8 @@ struct DenseProduct<'a> {
     input: &'a [f32],
     layer: &'a Dense,
     columns: Range<usize>,
+    /// For a panel with weights in 16 bits.
+    scratch: &'a mut Vec<f32>,
     out: &'a mut [f32],
 }
 
@@ -412,6 +426,7 @@ impl KernelFn for DenseProduct<'_> {
             input,
             layer,
             columns,
+            scratch,
             out,
         } = self;
         let (width, panel, outputs) = (layer.inputs(), layer.panel, columns.len());
@@ -420,7 +435,14 @@ impl KernelFn for DenseProduct<'_> {
         // All rows are multiplied by some columns before the next ones, so that the weights are read from memory once.
         for first in (0..whole).step_by(COLUMNS) {
             let column = columns.start + first;
-            let weights = &layer.weights[column / panel * panel * width + column % panel..];
+            let weights = match &layer.weights {
+                Floats::F32(weights) => &weights[column / panel * panel * width + column % panel..],
+                weights => {
+                    scratch.resize(width * COLUMNS, 0.0);
+                    weights.read(column * width, scratch);
+                    &*scratch
+                }
+            };
             let weights = Rows::new(weights, panel);
             for (rows, out) in input
                 .chunks(MAX_ROWS * width)
@@ -435,7 +457,7 @@ impl KernelFn for DenseProduct<'_> {
         }
         for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
             for (column, out) in out.iter_mut().enumerate().skip(whole) {
-                let weights = layer.weights[columns.start + column..]
+                let weights = layer.weights.in_32_bits()[columns.start + column..]
                     .iter()
                     .step_by(layer.outputs);
                 let products = row.iter().zip(weights);
@@ -663,7 +685,8 @@ mod tests {
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let Self(input, layer, columns) = self;
             let mut out = vec![0.0; input.len() / layer.inputs() * columns.len()];
-            dense_columns(kernel, input, layer, columns, &mut out);
+            let mut scratch = Quantized::default();
+            dense_columns(kernel, input, layer, columns, &mut scratch, &mut out);
             out
         }
     }
@@ -671,38 +694,48 @@ mod tests {
     #[test]
     fn panels_in_fp32_have_the_bits_of_the_matrix() {
         let outputs = 3 * COLUMNS;
+        // With eight significant bits, which 16-bit numbers hold.
         let numbers = |count: usize| -> Vec<f32> {
-            let number = |at: usize| ((at * 7919) % 1013) as f32 / 97.0 - 5.0;
-            (0..count).map(number).collect()
+            let number = |at: usize| ((at * 7919) % 509) as f32 / 16.0 - 15.9375;
+            (0..count).map(|at| number(at)).collect()
         };
         // A row per output, as models have them.
         let rows = numbers(outputs * INPUTS);
+        let values = panels_in_fp32(&rows, INPUTS);
+        let shorten = |shorten: fn(u32) -> u32| -> Vec<u16> {
+            let bits = values.iter().map(|value| value.to_bits());
+            bits.map(|bits| (bits >> 16 & 0x8000 | shorten(bits & 0x7fff_ffff)) as u16)
+                .collect()
+        };
+        let bf16 = shorten(|bits| bits >> 16);
+        let f16 = shorten(|bits| (bits >> 13).saturating_sub(112 << 10));
         let layers = [
-            (outputs, transpose(&rows, INPUTS)),
-            (COLUMNS, panels_in_fp32(&rows, INPUTS)),
+            (outputs, transpose(&rows, INPUTS).into()),
+            (COLUMNS, values.clone().into()),
+            (COLUMNS, Floats::Bf16(bf16.into())),
+            (COLUMNS, Floats::F16(f16.into())),
         ];
-        let [matrix, panels] = layers.map(|(panel, weights)| Dense {
+        let [matrix, panels @ ..] = layers.map(|(panel, weights)| Dense {
             outputs,
             panel,
-            weights: weights.into(),
+            weights,
             bias: Some(numbers(outputs).into()),
         });
         for count in [1, MAX_ROWS, 4 * MAX_ROWS + 1] {
             let input = numbers(count * INPUTS);
             for instructions in InstructionSet::available() {
-                let all = 0..outputs;
-                let found = instructions.call(DenseCall(&input, &panels, all.clone()));
-                let expected = instructions.call(DenseCall(&input, &matrix, all));
-                assert_eq!(found, expected, "{instructions}, {count} rows");
+                let found = instructions.call(DenseCall(&input, &matrix, 0..outputs));
                 // The last panels, by themselves.
                 let part = COLUMNS..outputs;
                 let of_part: Vec<f32> = found
                     .chunks_exact(outputs)
                     .flat_map(|row| row[part.clone()].to_vec())
                     .collect();
-                for layer in [&panels, &matrix] {
-                    let found = instructions.call(DenseCall(&input, layer, part.clone()));
-                    assert_eq!(found, of_part, "{instructions}, {count} rows");
+                for layer in panels.iter().chain([&matrix]) {
+                    let all = instructions.call(DenseCall(&input, layer, 0..outputs));
+                    assert_eq!(all, found, "{instructions}, {count} rows");
+                    let all = instructions.call(DenseCall(&input, layer, part.clone()));
+                    assert_eq!(all, of_part, "{instructions}, {count} rows");
                 }
                 let products = input[..INPUTS].iter().zip(&rows[INPUTS..2 * INPUTS]);
                 let sum: f32 = products.map(|(left, right)| left * right).sum();

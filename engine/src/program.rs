@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use crate::{
     array::Array,
+    floats::Floats,
     kernel::{COLUMNS, LANES, Lanes, Sums},
     panels::Panels,
     rotary::Rotary,
@@ -236,7 +237,7 @@ pub enum Index {
 #[derive(Debug)]
 pub enum Table {
     /// In fp32.
-    Fp32(Array<f32>),
+    Fp32(Floats),
     /// Integers, with one scale per row.
     Int8(Array<i8>, Array<f32>),
 }
@@ -293,8 +294,8 @@ pub struct Dense {
     pub outputs: usize,
     /// Outputs of a panel, which has a row per input: all of them, or [`COLUMNS`](crate::kernel::COLUMNS).
     pub panel: usize,
-    /// Panels, one after the other.
-    pub weights: Array<f32>,
+    /// Panels, one after the other; in 32 bits unless they have [`COLUMNS`](crate::kernel::COLUMNS) outputs.
+    pub weights: Floats,
     /// Added to each output.
     pub bias: Option<Array<f32>>,
 }

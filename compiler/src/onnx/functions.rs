@@ -5,6 +5,12 @@ use super::{GraphBuilder, Value, data_type, float, integer, integers, string};
 
 type Graph = GraphBuilder;
 
+/// Looks up table rows by id, in fp32 or in 16 bits.
+pub fn lookup(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
+    let rows = graph.gather(table, ids);
+    graph.cast(&rows, data_type::FLOAT)
+}
+
 /// Looks up int8 table rows by id, with a scale per row.
 pub fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
     let values = graph.gather(values, ids);
@@ -260,6 +266,7 @@ pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
     let weights = graph.transpose(panels, &[1, 0, 2]);
     let matrix = graph.integers("matrix", &[0, -1]);
     let weights = graph.reshape(&weights, &matrix);
+    let weights = graph.cast(&weights, data_type::FLOAT);
     graph.matmul(input, &weights)
 }
 
@@ -268,7 +275,7 @@ pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
 pub enum Storage {
     /// A matrix in fp32, with a row per input.
     Matrix,
-    /// Panels in fp32, see [`panel_product`].
+    /// Panels in fp32, also in 16 bits, see [`panel_product`].
     Panels,
     /// Panels of 16 outputs in int8, in which four inputs' weights are adjacent, with a scale per output.
     Int8,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use half::{bf16, f16};
 use kivu_engine::array::Array;
 
 use kivu::onnx_proto::{
@@ -192,6 +193,35 @@ impl GraphBuilder {
     /// Adds a FLOAT constant.
     pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
         self.constant(float_tensor(name, shape, values))
+    }
+
+    /// Adds a constant in BFLOAT16 or FLOAT16 if that changes no number, or else in FLOAT.
+    pub fn short_floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+        let in_16_bits = |shorten: fn(f32) -> u16, restore: fn(u16) -> f32| {
+            let bits = values.iter().map(|value| {
+                let bits = shorten(*value);
+                let is_same = restore(bits).to_bits() == value.to_bits() && value.is_finite();
+                is_same.then_some(bits)
+            });
+            bits.collect::<Option<Vec<u16>>>()
+        };
+        let brain = in_16_bits(
+            |value| bf16::from_f32(value).to_bits(),
+            |bits| bf16::from_bits(bits).to_f32(),
+        );
+        let found = brain.map(|bits| (data_type::BFLOAT16, bits)).or_else(|| {
+            let half = in_16_bits(
+                |value| f16::from_f32(value).to_bits(),
+                |bits| f16::from_bits(bits).to_f32(),
+            );
+            half.map(|bits| (data_type::FLOAT16, bits))
+        });
+        match found {
+            Some((kind, bits)) => {
+                self.constant(tensor(name, kind, shape, Array::from(bits).into_bytes()))
+            }
+            None => self.floats(name, shape, values),
+        }
     }
 
     /// Adds an INT8 constant.

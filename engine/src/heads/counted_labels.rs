@@ -396,7 +396,9 @@ mod tests {
 
     fn applied(layer: &Dense, row: &[f64]) -> Vec<f64> {
         let output = |column: usize| {
-            let weights = layer.weights[column..].iter().step_by(layer.outputs);
+            let weights = layer.weights.in_32_bits()[column..]
+                .iter()
+                .step_by(layer.outputs);
             let sum: f64 = row
                 .iter()
                 .zip(weights)

@@ -201,7 +201,9 @@ mod tests {
 
     fn applied(layer: &Dense, input: &[f64]) -> Vec<f64> {
         let output = |column: usize| {
-            let weights = layer.weights[column..].iter().step_by(layer.outputs);
+            let weights = layer.weights.in_32_bits()[column..]
+                .iter()
+                .step_by(layer.outputs);
             let sum: f64 = input
                 .iter()
                 .zip(weights)

@@ -258,7 +258,7 @@ fn multiply(rows: &[f32], width: usize, weights: Array<f32>) -> Vec<f32> {
     let layer = Dense {
         outputs,
         panel: outputs,
-        weights,
+        weights: weights.into(),
         bias: None,
     };
     let count = rows.len() / width.max(1);

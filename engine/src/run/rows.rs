@@ -7,7 +7,7 @@ use crate::{
     adapters::adapt,
     experts::route,
     kernel::{COLUMNS, Kernel, LANES, Rows, RowsMut},
-    linear::{dense, linear},
+    linear::{dense_columns, linear},
     math::{activate, gate, normalize},
     numbers::Numbers,
     program::{
@@ -105,7 +105,15 @@ pub fn rows<K: Kernel>(
                 );
             }
             RowOperation::Dense { input, layer, .. } => {
-                dense(kernel, &values[slot(input)], layer, &mut out);
+                let columns = 0..layer.outputs;
+                dense_columns(
+                    kernel,
+                    &values[slot(input)],
+                    layer,
+                    columns,
+                    quantized,
+                    &mut out,
+                );
             }
             RowOperation::Activation {
                 function, input, ..
@@ -460,7 +468,7 @@ fn each_neighbour(
 fn look_up<K: Kernel>(kernel: K, table: &Table, row: usize, out: &mut [f32]) {
     let part = row * out.len()..(row + 1) * out.len();
     match table {
-        Table::Fp32(values) => out.copy_from_slice(&values[part]),
+        Table::Fp32(values) => values.read(part.start, out),
         Table::Int8(values, scales) => {
             let scale = kernel.splat(scales[row]);
             for (integers, out) in values[part]

@@ -351,7 +351,10 @@ impl Layers<'_> {
             let panels = quantize::panels_in_fp32(weight, *inputs);
             let shape = [outputs / COLUMNS, *inputs, COLUMNS];
             let name = format!("{name}.columns");
-            return (Storage::Panels, self.graph.floats(&name, &shape, &panels));
+            return (
+                Storage::Panels,
+                self.graph.short_floats(&name, &shape, &panels),
+            );
         }
         let weight = quantize::transpose(weight, *inputs);
         let weight = self.graph.floats(name, &[*inputs, *outputs], &weight);

@@ -119,7 +119,14 @@ impl<'a> Layers<'a> {
     /// Looks up embedding table rows: in int8 with one scale per row where weights are quantized.
     pub fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
-            let table = self.graph.floats(name, &table.shape, &table.values);
+            let (shape, values) = (&table.shape, &table.values);
+            if self.graph.has_functions() {
+                let table = self.graph.short_floats(name, shape, values);
+                return self
+                    .graph
+                    .function("Lookup", [&table, ids], functions::lookup);
+            }
+            let table = self.graph.floats(name, shape, values);
             return self.graph.gather(&table, ids);
         }
         let rows = quantize::rows(&table.values, table.shape[1]);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytemuck::Pod;
 use bytes::Bytes;
 
-use kivu_engine::array::Array;
+use kivu_engine::{array::Array, floats::Floats};
 
 use super::{Reader, unsupported};
 use kivu_base::{
@@ -50,6 +50,17 @@ impl<'a> Reader<'a> {
                 .map(|bytes| i64::from_le_bytes(*bytes))
                 .collect(),
         )
+    }
+
+    /// A constant with `length` numbers, in any of the types of [`Floats`].
+    pub fn floats(&self, name: &str, length: usize) -> Result<Floats> {
+        Ok(match self.tensor(name)?.data_type {
+            data_type::FLOAT => Floats::F32(self.array(name, length)?),
+            data_type::FLOAT16 => Floats::F16(self.array(name, length)?),
+            data_type::BFLOAT16 => Floats::Bf16(self.array(name, length)?),
+            // ONNX Runtime's graphs in int8 have such lookups.
+            _ => return Err(unsupported(&format!("the type of `{name}`"))),
+        })
     }
 
     /// A constant with `length` elements.

@@ -233,14 +233,10 @@ impl<'a> Reader<'a> {
                 );
                 self.lookup(table, rows, width, index)?
             }
-            ("", "Gather") => {
+            ("", "Gather") | (FUNCTIONS, "Lookup") => {
                 let index = self.index(input(1))?;
                 let (rows, width) = self.shape(input(0))?;
-                // ONNX Runtime's graphs in int8 have such lookups.
-                if self.tensor(input(0))?.data_type != data_type::FLOAT {
-                    return Err(unsupported(&format!("the type of `{}`", input(0))));
-                }
-                let table = Table::Fp32(self.array(input(0), rows * width)?);
+                let table = Table::Fp32(self.floats(input(0), rows * width)?);
                 self.lookup(table, rows, width, index)?
             }
             (FUNCTIONS, "Positions" | "PositionsAfterPadding") => self.positions(node)?,
@@ -349,7 +345,7 @@ impl<'a> Reader<'a> {
                 .unwrap_or_default()
         };
         let (rows, width) = self.shape(input(0))?;
-        let table = Table::Fp32(self.array(input(0), rows * width)?);
+        let table = Table::Fp32(self.floats(input(0), rows * width)?);
         if node.op_type == "PositionsAfterPadding" {
             let padding = self
                 .scalar(input(2))

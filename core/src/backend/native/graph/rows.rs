@@ -2,6 +2,7 @@
 
 use kivu_engine::{
     array::Array,
+    floats::Floats,
     kernel::{COLUMNS, LANES},
     program::{
         Activation, Adapters, Convolution, Dense, ExpertStage, Index, InputScaling, Largest, Layer,
@@ -264,7 +265,10 @@ impl<'a> Reader<'a> {
         Ok(Dense {
             outputs,
             panel,
-            weights: self.array(weights, size)?,
+            weights: match panel {
+                COLUMNS => self.floats(weights, size)?,
+                _ => Floats::F32(self.array(weights, size)?),
+            },
             bias: None,
         })
     }

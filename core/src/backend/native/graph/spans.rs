@@ -2,6 +2,7 @@
 
 use kivu_engine::{
     array::Array,
+    floats::Floats,
     kernel::{COLUMNS, LANES},
     program::{
         CountedLabels, Dense, Experts, LabelLayers, LabelTransformer, LabelTransformerLayer, Lstm,
@@ -287,7 +288,7 @@ impl<'a> Reader<'a> {
         } else {
             Some(self.array(bias, outputs)?)
         };
-        let weights = self.array(weights, inputs.saturating_mul(outputs))?;
+        let weights = Floats::F32(self.array(weights, inputs.saturating_mul(outputs))?);
         Ok(Dense {
             outputs,
             panel: outputs,
@@ -456,7 +457,7 @@ fn padded(layer: &Dense) -> Dense {
     Dense {
         outputs: COLUMNS,
         panel: COLUMNS,
-        weights: Array::from(pad(&layer.weights)),
+        weights: pad(layer.weights.in_32_bits()).into(),
         bias: layer.bias.as_ref().map(|bias| Array::from(pad(bias))),
     }
 }
