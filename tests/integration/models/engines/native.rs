@@ -274,20 +274,22 @@ async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUN
             return;
         };
         is_equal_in_onnx_runtime(name, &bundle).await;
-        is_equal_in_fp32(name, folder.path()).await;
+        is_equal_in_fp32(|folder| recipe(name, folder), folder.path()).await;
     }
 }
 
-/// Both engines have the same results in fp32, each from the graph that is written for it.
-async fn is_equal_in_fp32(name: &str, folder: &Path) {
+/// Both engines have the same results in fp32, each from the graph that is written for it. Returns the sizes of the graphs' weights.
+async fn is_equal_in_fp32(recipe: impl Fn(&Path) -> Request, folder: &Path) -> [u64; 2] {
     let [native, onnx] = [EngineChoice::Auto, EngineChoice::Onnx].map(|engine| {
         let folder = folder.join(format!("fp32-{engine:?}"));
         fs::create_dir_all(&folder).unwrap();
-        let mut request = recipe(name, &folder);
+        let mut request = recipe(&folder);
         request.precision = Some(Precision::Fp32);
         request.engine = engine;
         build_request(&request, runtime().unwrap()).unwrap()
     });
+    let sizes = [&native, &onnx].map(|it| fs::metadata(it.path("weights.bin")).unwrap().len());
+    let name = &native.manifest().name;
     is_equal_in_onnx_runtime(name, &native).await;
     let onnx = TensorEncoder::shared(crate::models::backend(&onnx, runtime().unwrap())).unwrap();
     let native = backend(&native, 2);
@@ -305,6 +307,65 @@ async fn is_equal_in_fp32(name: &str, folder: &Path) {
             assert!(difference < 2e-5, "{name}, {length} tokens: {difference}");
         }
     }
+    sizes
+}
+
+/// Weights of which 16 bits are not zero take 16 bits in fp32, too.
+#[tokio::test]
+async fn weights_in_16_bits_are_kept_in_16_bits() {
+    if runtime().is_none() {
+        return;
+    }
+    let bf16 = |bits: u32| (bits >> 16) as u16;
+    // Numbers that are subnormal in fp16 become zero.
+    let f16 = |bits: u32| {
+        bf16(bits) & 0x8000 | ((bits & 0x7fff_ffff) >> 13).saturating_sub(112 << 10) as u16
+    };
+    for (dtype, shorten) in [
+        (Dtype::BF16, &bf16 as &dyn Fn(u32) -> u16),
+        (Dtype::F16, &f16),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = wider_bert(folder.path());
+        let path = source.join("model.safetensors");
+        let file = fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let tensors = tensors.iter().map(|(name, tensor)| {
+            let numbers = tensor.data().as_chunks().0.iter();
+            let numbers =
+                numbers.flat_map(|bytes| shorten(u32::from_le_bytes(*bytes)).to_le_bytes());
+            (
+                name.to_owned(),
+                tensor.shape().to_vec(),
+                numbers.collect::<Vec<u8>>(),
+            )
+        });
+        write(&path, dtype, &tensors.collect::<Vec<_>>());
+        let recipe = |folder: &Path| {
+            request_without_floor(
+                Task::FeatureExtraction,
+                &source,
+                folder.join("wider-bert"),
+                None,
+            )
+        };
+        let [native, onnx] = is_equal_in_fp32(recipe, folder.path()).await;
+        assert!(
+            native < onnx * 11 / 20,
+            "{dtype:?}: {native} of {onnx} bytes"
+        );
+    }
+}
+
+/// Writes tensors of one type: their names, shapes and bytes.
+fn write(path: &Path, dtype: Dtype, tensors: &[(String, Vec<usize>, Vec<u8>)]) {
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (
+            name.clone(),
+            TensorView::new(dtype, shape.clone(), bytes).unwrap(),
+        )
+    });
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
 async fn is_equal_in_onnx_runtime(name: &str, bundle: &Bundle) {
@@ -528,17 +589,7 @@ fn wider_bert(folder: &Path) -> PathBuf {
         (name.to_owned(), shape, numbers.collect::<Vec<u8>>())
     });
     let tensors: Vec<_> = tensors.collect();
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        (
-            name.clone(),
-            TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap(),
-        )
-    });
-    fs::write(
-        model.join("model.safetensors"),
-        safetensors::serialize(views, None).unwrap(),
-    )
-    .unwrap();
+    write(&model.join("model.safetensors"), Dtype::F32, &tensors);
     model
 }
 
