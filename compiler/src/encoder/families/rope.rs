@@ -158,7 +158,14 @@ impl Rope {
             "yarn" => self.yarn(width, base, original),
             "longrope" => self.long(width, [original, positions]),
             _ => self.scaling(
-                &["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"],
+                &[
+                    "linear",
+                    "dynamic",
+                    "llama3",
+                    "yarn",
+                    "longrope",
+                    "proportional",
+                ],
                 positions,
             ),
         }

@@ -27,9 +27,7 @@ use super::stages::{Operation, assign_slots, divide};
 use crate::backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec};
 use kivu_base::{
     error::{Error, Result},
-    onnx_proto::{
-        AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto, data_type,
-    },
+    onnx_proto::{AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto},
     tensor::ElementType,
 };
 

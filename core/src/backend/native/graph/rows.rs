@@ -398,7 +398,7 @@ impl<'a> Reader<'a> {
             layer: Dense {
                 outputs: count,
                 panel: count,
-                weights,
+                weights: Floats::F32(weights),
                 bias: of_logits,
             },
             top,
