@@ -69,8 +69,10 @@ pub fn rewrite(
     replace: &mut Replace<'_>,
 ) -> Result<Rewritten> {
     let opened = OpenInput::file(input)?;
-    let layout = Layout::of_column(columns.first().map(String::as_str));
+    let mut layout = Layout::of_column(columns.first().map(String::as_str));
     let format = opened.format(None, &layout)?;
+    // Below, an error says what redaction needs.
+    layout.csv.header = Some(true);
     if format.0 == Format::OpenAi {
         return Err(Error::config(
             "expected CSV, JSON Lines, Parquet or text, but found requests",

@@ -805,8 +805,8 @@ mod tests {
         /v1/chat/completions: 422 `n: 2` is not supported: models here find entities and generate no text
         /v1/chat/completions: 422 `tools` is not supported: models here find entities and generate no text
         /v1/chat/completions: 422 `response_format` is not supported: models here find entities and generate no text
-        /v1/chat/completions: 422 `redact: true` is not supported: send the text to `/models/{model}`
-        /v1/chat/completions: 422 `patterns` is not supported: send the text to `/models/{model}`
+        /v1/chat/completions: 422 `redact: true` is not supported: this route does not read it; leave it out
+        /v1/chat/completions: 422 `patterns` is not supported: this route does not read it; leave it out
         /embedding: 422 `image_data` is not supported: models read texts
         /vertex: 422 `parameters` is not supported: put them into each of the `instances`
         /api/pull: 422 `insecure: true` is not supported: the hub's certificate is always checked

@@ -27,7 +27,7 @@ use crate::{
     input::compression::Packer,
     output::answer::{Cell, Column, Columns, ErrorKind, RowError, RowResult, names},
 };
-use kivu::error::{Error, Message, Result, quoted};
+use kivu::error::{Error, Message, Result};
 
 pub struct CsvReader {
     source: Source,
@@ -61,12 +61,11 @@ impl CsvReader {
             .map(|name| (name.clone(), Content::Texts))
             .collect();
         let column = find_column(layout.column.as_deref(), &columns)?;
-        // The first line may be a text, which would be lost.
+        // The first line may be a text, which would be lost, and is not repeated here.
         if is_guessed && !is_known(&column) {
-            return Err(Error::invalid(format!(
-                "expected a column whose name is known, but found only {}",
-                quoted(&[&column])
-            ))
+            return Err(Error::invalid(
+                "expected a column whose name is known, but found only another one",
+            )
             .with_hint(
                 "if it is the texts' column, name it with `column` (`--column`), or if the first line is a text, \
                  set `header` to `false` (`--no-header`)",

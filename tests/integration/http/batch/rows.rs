@@ -61,7 +61,7 @@ fn the_report_names_the_column_of_texts() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("a.csv");
     fs::write(&input, "opinion\nawful\n").unwrap();
-    insta::assert_snapshot!(failure(&input, "b.csv"), @"expected a column whose name is known, but found only `opinion`; if it is the texts' column, name it with `column` (`--column`), or if the first line is a text, set `header` to `false` (`--no-header`)");
+    insta::assert_snapshot!(failure(&input, "b.csv"), @"expected a column whose name is known, but found only another one; if it is the texts' column, name it with `column` (`--column`), or if the first line is a text, set `header` to `false` (`--no-header`)");
     let (report, _) = processed("a.jsonl", b"{\"id\": \"a1\"}\n", "b.jsonl");
     assert_eq!(report.text_column.as_deref(), Some("id"));
 }
