@@ -1,6 +1,6 @@
 //! The OpenAPI document at `/openapi.json`, made from the route table, the schemas of its types, and `routes/texts.json`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
     body::Bytes,
@@ -15,6 +15,7 @@ use schemars::{
     generate::SchemaSettings,
     transform::{Transform, transform_subschemas},
 };
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -31,73 +32,49 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// Summaries, descriptions and examples by operation: `success` describes the response, and `requests` and `responses`
-/// have several examples by name.
-const TEXTS: &str = include_str!("../routes/texts.json");
+/// What the document says, in `routes/texts.json`.
+#[derive(Deserialize)]
+struct Texts {
+    description: String,
+    /// The response headers' meanings.
+    headers: BTreeMap<String, String>,
+    /// By operation: summary, description and examples. `success` describes the response; `requests` and `responses` have
+    /// several examples by name.
+    routes: Map<String, Value>,
+}
 
-/// Response headers: when they are sent, and their meaning.
-const HEADERS: [(&str, Sent, &str); 13] = [
-    (
-        "retry-after",
-        Sent::WithStatuses(&["429", "503"]),
-        "Seconds to wait before a retry.",
-    ),
-    (
-        "server-timing",
-        Sent::WithUsage,
-        "The same durations in fractional milliseconds.",
-    ),
-    (
-        "www-authenticate",
-        Sent::WithStatuses(&["401"]),
-        "`Bearer`.",
-    ),
-    (
-        "x-backend",
-        Sent::ByModels,
-        "Where the model ran: `native` or `onnx`, this server's engine, or `triton` for a fleet.",
-    ),
-    (
-        "x-compute-characters",
-        Sent::WithUsage,
-        "Characters in all texts.",
-    ),
-    (
-        "x-compute-time",
-        Sent::WithUsage,
-        "Tokenization and inference, in milliseconds.",
-    ),
-    (
-        "x-compute-tokens",
-        Sent::WithUsage,
-        "Tokens read by the model.",
-    ),
-    ("x-compute-type", Sent::WithUsage, "`cpu`."),
-    (
-        "x-inference-time",
-        Sent::WithUsage,
-        "Inference including queueing, in milliseconds.",
-    ),
-    (
-        "x-request-id",
-        Sent::Always,
-        "The request's id: the client's own, or a new one.",
-    ),
-    (
-        "x-tokenization-time",
-        Sent::WithUsage,
-        "Tokenization, in milliseconds.",
-    ),
-    (
-        "x-total-time",
-        Sent::WithUsage,
-        "Milliseconds from the request's headers to the response.",
-    ),
-    (
-        "x-truncated",
-        Sent::ByModels,
-        "Positions of truncated texts, from 0; absent if there are none.",
-    ),
+impl Texts {
+    fn read() -> Result<Self> {
+        serde_json::from_str(include_str!("../routes/texts.json")).map_err(|error| {
+            Error::model_because("cannot read the texts of the OpenAPI document", error)
+        })
+    }
+
+    /// The headers with their meanings.
+    fn headers(&self) -> impl Iterator<Item = (&str, &Sent, Value)> {
+        HEADERS.iter().map(move |(name, sent)| {
+            let schema = json!({ "type": "string" });
+            let header = json!({ "description": self.headers.get(*name), "schema": schema });
+            (*name, sent, header)
+        })
+    }
+}
+
+/// Response headers, and when they are sent.
+static HEADERS: [(&str, Sent); 13] = [
+    ("retry-after", Sent::WithStatuses(&["429", "503"])),
+    ("server-timing", Sent::WithUsage),
+    ("www-authenticate", Sent::WithStatuses(&["401"])),
+    ("x-backend", Sent::ByModels),
+    ("x-compute-characters", Sent::WithUsage),
+    ("x-compute-time", Sent::WithUsage),
+    ("x-compute-tokens", Sent::WithUsage),
+    ("x-compute-type", Sent::WithUsage),
+    ("x-inference-time", Sent::WithUsage),
+    ("x-request-id", Sent::Always),
+    ("x-tokenization-time", Sent::WithUsage),
+    ("x-total-time", Sent::WithUsage),
+    ("x-truncated", Sent::ByModels),
 ];
 
 /// The responses that have a header.
@@ -127,9 +104,7 @@ pub fn respond(app: &App, apis: &[Api]) -> ApiResult {
 
 /// The document for a server with this access control.
 fn document(apis: &[Api], access: &Access) -> Result<Value> {
-    let texts: Map<String, Value> = serde_json::from_str(TEXTS).map_err(|error| {
-        Error::model_because("cannot read the texts of the OpenAPI document", error)
-    })?;
+    let texts = Texts::read()?;
     let mut generators = Generators::new();
     let schemes = security_schemes(access);
     let security: Vec<Value> = schemes.keys().map(|name| json!({ name: [] })).collect();
@@ -144,9 +119,9 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
             path[route.method.name()] = operation;
         }
     }
-    let headers: Map<String, Value> = HEADERS
-        .iter()
-        .map(|(name, _, description)| ((*name).to_owned(), header(description)))
+    let headers = texts.headers();
+    let headers: Map<String, Value> = headers
+        .map(|(name, _, header)| (name.to_owned(), header))
         .collect();
     let tag = |api: &Api| json!({ "name": api.name, "description": api.description });
     let mut document = json!({
@@ -154,7 +129,7 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
         "info": {
             "title": "Kivu",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Transformer models behind the APIs that clients already use: text-embeddings-inference (TEI), OpenAI, the model hub, Cohere, Amazon Bedrock, Jina, Voyage, vLLM, llama.cpp, Ollama, DeepL, LibreTranslate and KServe v2. Options that are not supported are refused by name, and so are misspelt fields; other unknown fields are ignored, except in Bedrock's API, and `null` is the same as a missing field. Bodies may be compressed with gzip or deflate. `GET /models` returns the limits on texts and bytes of a request.",
+            "description": texts.description,
             "license": { "name": "Apache-2.0" },
         },
         "servers": [{ "url": "./" }],
@@ -265,16 +240,11 @@ fn remove_null(field: &mut Value) {
     }
 }
 
-fn operation(
-    api: &Api,
-    route: &Route,
-    texts: &Map<String, Value>,
-    generators: &mut Generators,
-) -> Value {
+fn operation(api: &Api, route: &Route, texts: &Texts, generators: &mut Generators) -> Value {
     let text = |name: &str| {
         [route.id, route.texts]
             .iter()
-            .find_map(|id| texts.get(*id)?.get(name))
+            .find_map(|id| texts.routes.get(*id)?.get(name))
     };
     let mut operation =
         json!({ "tags": [api.name], "summary": text("summary"), "operationId": route.id });
@@ -301,7 +271,7 @@ fn operation(
             json!({ "schema": { "type": "string", "format": "binary" } });
     }
     add_errors(api.dialect, route, &mut generators.responses, responses);
-    add_headers(route, responses);
+    add_headers(route, texts, responses);
     operation
 }
 
@@ -489,9 +459,9 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
     .collect()
 }
 
-fn add_headers(route: &Route, responses: &mut Value) {
+fn add_headers(route: &Route, texts: &Texts, responses: &mut Value) {
     for (status, response) in responses.as_object_mut().into_iter().flatten() {
-        for (name, sent, description) in &HEADERS {
+        for (name, sent, header) in texts.headers() {
             let is_sent = match sent {
                 Sent::Always => true,
                 Sent::WithStatuses(statuses) => statuses.contains(&status.as_str()),
@@ -499,14 +469,10 @@ fn add_headers(route: &Route, responses: &mut Value) {
                 Sent::WithUsage => status == "200" && route.runs == Runs::ModelWithUsage,
             };
             if is_sent {
-                response["headers"][*name] = header(description);
+                response["headers"][name] = header;
             }
         }
     }
-}
-
-fn header(description: &str) -> Value {
-    json!({ "description": description, "schema": { "type": "string" } })
 }
 
 #[cfg(test)]
@@ -518,21 +484,26 @@ mod tests {
 
     #[test]
     fn routes_have_texts_and_texts_have_routes() {
-        let texts: Map<String, Value> = serde_json::from_str(TEXTS).unwrap();
+        let texts = Texts::read().unwrap();
         let routes: Vec<_> = [RouteMethod::Get, RouteMethod::Post]
             .into_iter()
             .flat_map(routes::with_method)
             .collect();
         let ids: BTreeSet<_> = routes.iter().map(|route| route.id).collect();
+        let headers: BTreeSet<_> = HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        assert_eq!(
+            texts.headers.keys().cloned().collect::<BTreeSet<_>>(),
+            headers
+        );
         for route in &routes {
-            let own = texts.get(route.texts).unwrap();
+            let own = texts.routes.get(route.texts).unwrap();
             assert!(
                 own["summary"].is_string() && own["success"].is_string(),
                 "{}",
                 route.id
             );
         }
-        for (id, own) in &texts {
+        for (id, own) in &texts.routes {
             assert!(ids.contains(id.as_str()), "{id}");
             let known = [
                 "summary",
