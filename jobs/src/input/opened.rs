@@ -1,7 +1,7 @@
 //! Opened inputs: files, streams and objects in S3.
 
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     io::{self, BufReader, Cursor, Read},
     ops::Range,
     os::{
@@ -32,10 +32,16 @@ use kivu::{
 /// An input. Files and objects support random access; a stream can be read once.
 #[derive(Clone)]
 pub enum OpenInput {
-    /// A file, its path and its size when it was opened.
-    File(Arc<File>, PathBuf, u64),
+    File(Arc<LocalFile>),
     Stream(Arc<InputStream>),
     Object(Arc<dyn Store>, Url, Object),
+}
+
+/// A file, and what it was when it was opened.
+pub struct LocalFile {
+    file: File,
+    path: PathBuf,
+    metadata: Metadata,
 }
 
 /// A pipe, a device or standard input.
@@ -77,7 +83,11 @@ impl OpenInput {
         if !metadata.is_file() || metadata.len() == 0 {
             return Self::stream(&path.display().to_string(), file);
         }
-        Ok(Self::File(Arc::new(file), path.to_owned(), metadata.len()))
+        Ok(Self::File(Arc::new(LocalFile {
+            file,
+            path: path.to_owned(),
+            metadata,
+        })))
     }
 
     fn stream(name: &str, file: impl Read + Send + 'static) -> Result<Self> {
@@ -105,58 +115,33 @@ impl OpenInput {
     /// The size in bytes; `None` for a stream.
     pub fn size(&self) -> Option<u64> {
         match self {
-            Self::File(_, _, size) => Some(*size),
+            Self::File(file) => Some(file.metadata.len()),
             Self::Stream(_) => None,
             Self::Object(_, _, object) => Some(object.size),
         }
     }
 
-    /// Identifies the input and its contents; `None` for a stream, which is a different one each time.
+    /// Identifies the input and its contents when it was opened; `None` for a stream, which is a different one each time.
     ///
     /// A file is identified by path, size, times and inode. Programs can set the modification time, but
     /// not the change time.
-    pub fn version(&self) -> Result<Option<String>> {
+    pub fn version(&self) -> Option<String> {
         match self {
-            Self::Stream(_) => Ok(None),
-            Self::Object(_, url, object) => Ok(Some(format!(
-                "{url}\n{:?}, {}",
-                object.version, object.etag
-            ))),
-            Self::File(file, path, _) => {
-                let found = file
-                    .metadata()
-                    .map_err(Error::cannot("read", path.display()))?;
-                let place = path.canonicalize().unwrap_or_else(|_| path.clone());
-                let times = [
-                    found.mtime(),
-                    found.mtime_nsec(),
-                    found.ctime(),
-                    found.ctime_nsec(),
-                ];
-                Ok(Some(format!(
-                    "{}\n{}, {times:?}, {}",
-                    place.display(),
-                    found.len(),
-                    found.ino()
-                )))
+            Self::Stream(_) => None,
+            Self::Object(_, url, object) => {
+                Some(format!("{url}\n{:?}, {}", object.version, object.etag))
+            }
+            Self::File(file) => {
+                let place = file.path.canonicalize();
+                let place = place.unwrap_or_else(|_| file.path.clone());
+                Some(format!("{}\n{}", place.display(), state(&file.metadata)))
             }
         }
     }
 
-    /// When a file was last written to, in seconds and nanoseconds.
-    pub fn modified(&self) -> Result<Option<[i64; 2]>> {
-        let Self::File(file, path, _) = self else {
-            return Ok(None);
-        };
-        let found = file
-            .metadata()
-            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
-        Ok(Some([found.mtime(), found.mtime_nsec()]))
-    }
-
     fn name(&self) -> String {
         match self {
-            Self::File(_, path, _) => path.display().to_string(),
+            Self::File(file) => file.path.display().to_string(),
             Self::Stream(stream) => stream.name.clone(),
             Self::Object(_, url, _) => url.key.clone(),
         }
@@ -170,11 +155,9 @@ impl OpenInput {
     /// The bytes in a range; for a stream, all contents, once.
     pub fn read(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
         match self {
-            Self::File(file, path, _) => {
-                let file = Arc::clone(file);
+            Self::File(file) => {
                 let part = FilePart {
-                    file,
-                    name: path.display().to_string(),
+                    file: Arc::clone(file),
                     next: range.start,
                     end: range.end,
                 };
@@ -211,20 +194,29 @@ impl OpenInput {
         }))
     }
 
-    /// Refuses a file whose first bytes are others now than those counted in `gauge`: rows of both may be mixed. Bytes that
-    /// were appended do not matter. One that is read from many places, as Parquet is, must not be written to.
-    pub fn check_read(&self, gauge: &BytesRead, modified: Option<[i64; 2]>) -> Result<()> {
+    /// Whether a file was changed since it was opened. It is refused if its first bytes are others now than those counted in
+    /// `gauge`: rows of both may be mixed. Bytes that were appended do not matter. One that is read from many places, as
+    /// Parquet is, must not be written to.
+    pub fn is_changed(&self, gauge: &BytesRead) -> Result<bool> {
+        let Self::File(file) = self else {
+            return Ok(false);
+        };
+        let (opened, now) = (&file.metadata, file.file.metadata());
+        let now = now.map_err(Error::io(format!("cannot read `{}`", self.name())))?;
+        if state(&now) == state(opened) {
+            return Ok(false);
+        }
         let read = locked(&gauge.hasher).clone();
         let is_same = match read.count() {
-            0 => self.modified()? == modified,
+            0 => (now.mtime(), now.mtime_nsec()) == (opened.mtime(), opened.mtime_nsec()),
             count => {
-                let mut now = Hasher::new();
-                now.update_reader(self.read(0..count)?).map_err(reading)?;
-                now.finalize() == read.finalize()
+                let mut found = Hasher::new();
+                found.update_reader(self.read(0..count)?).map_err(reading)?;
+                found.finalize() == read.finalize()
             }
         };
         if is_same {
-            return Ok(());
+            return Ok(true);
         }
         Err(Error::invalid(format!(
             "expected `{}` to stay as it was while it is read, but it was written to",
@@ -236,10 +228,10 @@ impl OpenInput {
     /// `length` bytes from `start` on.
     pub fn bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         match self {
-            Self::File(file, path, _) => {
+            Self::File(file) => {
                 let mut bytes = vec![0; length];
-                let read = file.read_exact_at(&mut bytes, start);
-                read.map_err(Error::cannot("read", path.display()))?;
+                let read = file.file.read_exact_at(&mut bytes, start);
+                read.map_err(Error::cannot("read", self.name()))?;
                 Ok(bytes.into())
             }
             Self::Stream(_) => Err(self.not_seekable()),
@@ -314,6 +306,17 @@ impl Read for Hashed {
     }
 }
 
+/// Differs after a change of a file.
+fn state(found: &Metadata) -> String {
+    let times = [
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+        found.ctime_nsec(),
+    ];
+    format!("{}, {times:?}, {}", found.len(), found.ino())
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -332,8 +335,7 @@ impl BytesRead {
 
 /// A file up to its size when it was opened: rows appended later are ignored, and a file truncated later is an error.
 struct FilePart {
-    file: Arc<File>,
-    name: String,
+    file: Arc<LocalFile>,
     next: u64,
     end: u64,
 }
@@ -348,11 +350,12 @@ impl Read for FilePart {
         }
         let failed = |source| {
             io::Error::other(Error::Io {
-                action: format!("cannot read `{}`", self.name).into(),
+                action: format!("cannot read `{}`", self.file.path.display()).into(),
                 source,
             })
         };
         let read = self
+            .file
             .file
             .read_at(&mut buffer[..length], self.next)
             .map_err(|error| match error.kind() {
@@ -384,20 +387,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, "one\ntwo\n").unwrap();
+        // Times have steps of a few milliseconds.
+        let file = File::open(&path).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
         let (input, gauge) = (OpenInput::file(&path).unwrap(), BytesRead::default());
         let mut contents = input.unpacked(Compression::None, &gauge).unwrap();
         io::copy(&mut contents, &mut io::sink()).unwrap();
+        assert!(!input.is_changed(&gauge).unwrap());
         std::fs::write(&path, "one\ntwo\nthree\n").unwrap();
-        input.check_read(&gauge, None).unwrap();
+        assert!(input.is_changed(&gauge).unwrap());
         std::fs::write(&path, "one\ntoo\nthree\n").unwrap();
-        let error = input.check_read(&gauge, None).unwrap_err().to_string();
+        let error = input.is_changed(&gauge).unwrap_err().to_string();
         assert!(
             error.ends_with("to stay as it was while it is read, but it was written to; run the job again when nothing writes to the file"),
             "{error}"
         );
-        let (gauge, modified) = (BytesRead::default(), input.modified().unwrap());
-        input.check_read(&gauge, modified).unwrap();
-        input.check_read(&gauge, Some([0, 0])).unwrap_err();
+        // Of what was read from many places, only the time of the last write is known.
+        let gauge = BytesRead::default();
+        input.is_changed(&gauge).unwrap_err();
+        let (input, link) = (OpenInput::file(&path).unwrap(), folder.path().join("b"));
+        std::fs::hard_link(&path, link).unwrap();
+        input.is_changed(&gauge).unwrap();
     }
 
     #[test]

@@ -226,7 +226,7 @@ impl Job {
             Ok(opened) => opened,
             Err(error) => return self.refuse(error).map(ControlFlow::Break),
         };
-        let version = opened.input.version()?;
+        let version = opened.input.version();
         let is_resumable = version.is_some();
         let id = self.id(version)?;
         let checkpoint = match destination {
@@ -516,7 +516,6 @@ impl Job {
             writer,
         } = ready;
         let progress = writer.progress.clone();
-        let (version, modified) = (input.version()?, input.modified()?);
         let gauge = rows.gauge.clone();
         let predict = async |row, texts| match &parts {
             Some(parts) => parts.answers(row, texts),
@@ -535,11 +534,11 @@ impl Job {
             Ok(processed) => processed,
             Err(rows) => return Ok(Ended::Unfinished(Progress { rows, ..progress })),
         };
-        let is_changed = matches!(end, End::Input) && input.version()? != version;
-        if is_changed {
-            let input = input.clone();
-            if let Err(error) = blocking(move || input.check_read(&gauge, modified)).await {
-                end = End::Rows(error);
+        let mut is_changed = false;
+        if matches!(end, End::Input) {
+            match blocking(move || input.is_changed(&gauge)).await {
+                Ok(found) => is_changed = found,
+                Err(error) => end = End::Rows(error),
             }
         }
         match end {

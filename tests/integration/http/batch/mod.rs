@@ -703,7 +703,7 @@ fn rows_of_a_file_and_of_another_that_is_written_over_it_are_not_mixed() {
         // Whose bytes are not compared, since they are read from many places.
         ("in.parquet", table.clone(), table, false),
     ] {
-        let [input, output] = [name, "out.jsonl"].map(|name| folder.path().join(name));
+        let [input, output] = [name, "out"].map(|name| folder.path().join(name));
         fs::write(&input, before).unwrap();
         let file = File::open(&input).unwrap();
         // Times have steps of a few milliseconds.
@@ -723,7 +723,7 @@ fn rows_of_a_file_and_of_another_that_is_written_over_it_are_not_mixed() {
             assert!(error.contains("while it is read, but it was"), "{error}");
         }
         fs::remove_file(&input).unwrap();
-        assert_eq!(names(folder.path()), ["out.jsonl.report.json"]);
+        assert_eq!(names(folder.path()), ["out.report.json"]);
     }
 }
 
