@@ -123,7 +123,7 @@ pub struct EmbedResponse {
 pub struct Embedded {
     /// A new UUID.
     id: String,
-    /// The texts of the request; `[]` for inputs with content parts.
+    /// The texts of the request; for inputs with content parts, the joined ones.
     texts: Vec<String>,
     /// Vector lists by type; one list of vectors from `/v1/embed` and from Bedrock without types.
     embeddings: Embeddings,

@@ -150,10 +150,13 @@ fn foreign_fields(own: &[&'static Fields], others: &[&'static Set]) -> Vec<Refus
     let has = |names: &str, name: &str| names.split(' ').any(|one| one == name);
     let hint = |name: &str| {
         let mut same = SAME.iter().filter(|names| has(names, name));
-        let same = same.find_map(|names| names.split(' ').find(|one| is_own(one)));
-        same.map_or("this route does not read it; leave it out", |same| {
-            &*format!("use `{same}`").leak()
-        })
+        match same.find_map(|names| names.split(' ').find(|one| is_own(one))) {
+            Some(same) => &*format!("use `{same}`").leak(),
+            None if has("prompt_name input_type", name) => {
+                "put the role after the model's name, as in `NAME:query`"
+            }
+            None => "this route does not read it; leave it out",
+        }
     };
     let neutral = |name: &str| {
         let found = NEUTRAL.iter().find(|(names, _)| has(names, name));
@@ -872,6 +875,7 @@ mod tests {
             ("/v2/embed", json!({ "normalize": false })),
             ("/api/embed", json!({ "prompt": "dog" })),
             ("/api/embed", json!({ "output_dimension": 1 })),
+            ("/api/embed", json!({ "input_type": "query" })),
             ("/api/embeddings", json!({ "input": "dog" })),
             ("/api/embeddings", json!({ "dimensions": 1 })),
             ("/embedding", json!({ "dimensions": 1 })),
@@ -941,6 +945,7 @@ mod tests {
         /v2/embed: 422 `normalize: false` is not supported: this route does not read it; leave it out
         /api/embed: 422 `prompt` is not supported: use `input`
         /api/embed: 422 `output_dimension: 1` is not supported: use `dimensions`
+        /api/embed: 422 `input_type` is not supported: put the role after the model's name, as in `NAME:query`
         /api/embeddings: 422 `input` is not supported: use `prompt`
         /api/embeddings: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
         /embedding: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
