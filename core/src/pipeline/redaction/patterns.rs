@@ -225,7 +225,7 @@ impl Pattern {
         let (mut at, text, mut found) = (0, &*plain.text, Vec::new());
         while let Some(candidate) = expression.find_at(text, at) {
             let range = candidate.range();
-            if let Some(end) = self.accepted_end(expression, text, &range) {
+            if let Some(end) = self.accepted_end(expression, plain, &range) {
                 found.push(Match {
                     range: plain.original(&(range.start..end)),
                     name: self.name,
@@ -241,9 +241,17 @@ impl Pattern {
     }
 
     /// Where a candidate ends that stands for itself and passes the check; a part at its end may belong to what follows.
-    fn accepted_end(&self, expression: &Regex, text: &str, range: &Range<usize>) -> Option<usize> {
+    fn accepted_end(
+        &self,
+        expression: &Regex,
+        plain: &Plain<'_>,
+        range: &Range<usize>,
+    ) -> Option<usize> {
+        let text = &*plain.text;
         let (before, candidate) = (&text[..range.start], &text[range.clone()]);
-        if continues(before.chars().rev(), candidate, candidate.chars().next()) {
+        if continues(before.chars().rev(), candidate, candidate.chars().next())
+            && !plain.is_divided(range.start)
+        {
             return None;
         }
         let shortest = match candidate.len() {
@@ -253,7 +261,8 @@ impl Pattern {
         let is_accepted = |length: &usize| {
             text.is_char_boundary(range.start + length) && {
                 let (part, rest) = text[range.start..].split_at(*length);
-                !continues(rest.chars(), part, part.chars().next_back())
+                (!continues(rest.chars(), part, part.chars().next_back())
+                    || plain.is_divided(range.start + length))
                     && (*length == candidate.len()
                         || expression
                             .find(part)

@@ -35,7 +35,8 @@ impl<'a> Plain<'a> {
         let (mut done, mut at, mut row_end) = (0, 0, 0);
         while let Some(c) = text[at..].chars().next() {
             let mut changed = None;
-            if separators == Separators::Joined && at >= row_end && !c.is_alphanumeric() {
+            let may_join = !c.is_alphanumeric() || is_invisible(c);
+            if separators == Separators::Joined && at >= row_end && may_join {
                 let row = Row::of(&text[at..]);
                 row_end = at + row.length;
                 changed = row.joined(&text[..at], &text[row_end..]);
@@ -62,6 +63,15 @@ impl<'a> Plain<'a> {
             false => Cow::Owned(plain + &text[done..]),
         };
         Self { text, changes }
+    }
+
+    /// Whether invisible characters were before this place.
+    pub fn is_divided(&self, place: usize) -> bool {
+        let is_before = |change: &Change| change.plain.end < place;
+        self.changes[self.changes.partition_point(is_before)..]
+            .iter()
+            .take_while(|change| change.plain.start <= place)
+            .any(|change| change.plain == (place..place))
     }
 
     /// A place in the original, without invisible characters at its ends.
