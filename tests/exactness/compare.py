@@ -33,15 +33,16 @@ def difference(left, right):
     return 0.0 if left == right else math.inf
 
 
-def differences(found, expected, exact=None):
+def differences(found, expected, exact=None, others=()):
     """The names of results that differ, with by how much. Kivu refuses a request whose result is nothing.
 
     `exact` are the expected results in double precision, if they are known: results may then differ from them by as much
-    more as the expected ones do.
+    more as the expected ones do, or `others`, which are from rounded weights.
     """
     found_both = [name for name in expected if found.get(name) is not None]
     measured = {name: difference(found[name], (exact or expected)[name]) for name in found_both}
     allowed = {name: TOLERANCE * max(1.0, largest(expected[name])) for name in found_both}
     if exact is not None:
-        allowed = {name: by + difference(expected[name], exact[name]) for name, by in allowed.items()}
+        for name in found_both:
+            allowed[name] += max(difference(other[name], exact[name]) for other in (expected, *others))
     return {name: by for name, by in measured.items() if not by <= allowed[name]}

@@ -15,9 +15,24 @@ from transformers import (
 )
 
 IS_OLD = transformers.__version__.startswith("4.")
-# Of models; twice that of Kivu where both differ.
+# Of models.
 PRECISION = {"dtype": torch.float32}
 KEYS = tomllib.loads((Path(__file__).parents[2] / "compiler/src/keys/keys.toml").read_text())["encoder"]
+
+
+class Doubled(torch.overrides.TorchFunctionMode):
+    """Double precision also where models ask for single: in normalizations, softmax and rotary positions."""
+
+    WIDENED = (torch.Tensor.to, torch.softmax, torch.nn.functional.softmax, torch.arange)
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        options = options or {}
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        elif function in self.WIDENED:
+            wide = lambda value: torch.float64 if value is torch.float32 else value
+            arguments, options = map(wide, arguments), {key: wide(value) for key, value in options.items()}
+        return function(*arguments, **options)
 
 
 # Models with towers, whose processors need packages that the environment leaves out.

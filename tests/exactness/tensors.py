@@ -95,3 +95,14 @@ def changed(data, chosen):
         way = f"{'without' if is_in else 'with'} prefix {prefix}"
         name = "all"
     return write(tensors), f"{way} {name}"
+
+
+def nudged(data, chosen):
+    """The file in single precision, each number with another last bit, or with the same."""
+    tensors = {}
+    for name, (kind, shape, body) in read(data).items():
+        values = floats(kind, body)
+        if values is not None:
+            kind, body = "F32", array.array("i", [bits + chosen.choice([-1, 0, 1]) for bits in array.array("i", values.tobytes())]).tobytes()
+        tensors[name] = kind, shape, body
+    return write(tensors)
