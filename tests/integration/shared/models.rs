@@ -16,7 +16,10 @@ use kivu::{
     repository::{Bundle, manifest::Precision},
     tokenizer::{Side, Truncation},
 };
-use kivu_compiler::{Request, build, quality::Samples};
+use kivu_compiler::{
+    Request, build,
+    quality::{SENTENCES, Samples, Texts},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::{skips::missing, tools::ROOT};
@@ -81,7 +84,8 @@ pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision
 }
 
 /// The same from a recipe next to `out`, without a quality floor: most fixtures have random weights, so that
-/// quantization moves their results more than a trained model's.
+/// quantization moves their results more than a trained model's. The quality is measured on few texts, which takes most of
+/// a small model's build.
 pub(crate) fn request_without_floor(
     task: Task,
     source: &Path,
@@ -96,7 +100,18 @@ pub(crate) fn request_without_floor(
     );
     let recipe = out.with_extension("toml");
     fs::write(&recipe, text).expect("a recipe is written");
-    request(recipe, out, precision)
+    let mut request = request(recipe, out, precision);
+    request.samples = few_texts();
+    request
+}
+
+/// As few texts as a user may give.
+fn few_texts() -> Samples {
+    let texts = SENTENCES.lines().take(20).map(str::to_owned).collect();
+    Samples {
+        texts: Some(Texts { texts }),
+        pairs: None,
+    }
 }
 
 pub(crate) fn build_request(request: &Request, runtime: Runtime) -> kivu::Result<Bundle> {

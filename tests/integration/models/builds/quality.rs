@@ -14,7 +14,7 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
-use kivu_compiler::quality::SENTENCES;
+use kivu_compiler::quality::{SENTENCES, Samples};
 use serde_json::{Value, json};
 
 use crate::{
@@ -39,7 +39,8 @@ impl Home {
     fn built(&self, fixture: &str, task: Task, precision: Precision) -> PathBuf {
         let out = self.path(&format!("{fixture}-{precision}"));
         let source = fixtures().join("models").join(fixture);
-        let loose = request_without_floor(task, &source, out.clone(), Some(precision));
+        let mut loose = request_without_floor(task, &source, out.clone(), Some(precision));
+        loose.samples = Samples::default();
         build_request(&loose, runtime().unwrap()).unwrap();
         out
     }
@@ -189,6 +190,7 @@ fn the_command_measures_what_the_build_measured() {
         ("tiny-gliclass", Task::ZeroShotClassification),
         ("tiny-bart", Task::Summarization),
     ];
+    let few = home.write("few.txt", &sentences(20).join("\n"));
     for (fixture, task) in cases {
         let [fp32, int8] = [Precision::Fp32, Precision::Int8]
             .map(|precision| home.built(fixture, task, precision));
@@ -233,7 +235,8 @@ fn the_command_measures_what_the_build_measured() {
             manifest.vectors.is_some(),
             "{fixture}: {report}"
         );
-        let text = String::from_utf8(home.quality(&int8, &[("--against", &fp32)]).stdout).unwrap();
+        let shown = home.quality(&int8, &[("--against", &fp32), ("--texts", &few)]);
+        let text = String::from_utf8(shown.stdout).unwrap();
         assert!(
             text.starts_with(&format!(
                 "{fixture}, int8 against {fixture}, fp32\n  texts "

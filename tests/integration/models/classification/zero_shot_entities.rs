@@ -10,7 +10,7 @@ use kivu::{
     pipeline::Task,
     repository::manifest::{Precision, Quality},
 };
-use kivu_compiler::build;
+use kivu_compiler::{build, quality::Samples};
 use kivu_jobs::Parameters;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -579,12 +579,13 @@ fn the_quality_of_int8_is_measured_by_entities() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-gliner");
     let out = folder.path().join("built");
-    let loose = request_without_floor(
+    let mut loose = request_without_floor(
         Task::TokenClassification,
         &source,
         out,
         Some(Precision::Int8),
     );
+    loose.samples = Samples::default();
     let built = build(&loose, &|| Ok(runtime), &()).unwrap();
     let quality = built.bundle.manifest().weights.quality;
     let Some(Quality::ZeroShotEntities {

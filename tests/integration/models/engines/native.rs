@@ -236,38 +236,39 @@ async fn the_native_backend_keeps_the_contract() {
     }
 }
 
-/// Rounding differs, and a value that is rounded to a different integer changes the next layer.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_results_are_those_of_onnx_runtime_on_the_same_file() {
-    has_the_results_of_onnx_runtime(MODELS).await;
+    have_the_same_results(MODELS).await;
 }
 
-#[tokio::test]
-async fn other_families_have_the_results_of_onnx_runtime_too() {
-    has_the_results_of_onnx_runtime(OTHER_MODELS).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn other_families_have_the_same_results_too() {
+    have_the_same_results(OTHER_MODELS).await;
 }
 
-#[tokio::test]
-async fn successors_of_bert_have_the_results_of_onnx_runtime_too() {
-    has_the_results_of_onnx_runtime(SUCCESSORS).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn successors_of_bert_have_the_same_results_too() {
+    have_the_same_results(SUCCESSORS).await;
 }
 
-#[tokio::test]
-async fn deberta_has_the_results_of_onnx_runtime_too() {
-    has_the_results_of_onnx_runtime(DEBERTAS).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn deberta_has_the_same_results_too() {
+    have_the_same_results(DEBERTAS).await;
 }
 
-#[tokio::test]
-async fn decoders_and_t5_have_the_results_of_onnx_runtime_too() {
-    has_the_results_of_onnx_runtime(RMS_MODELS).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn decoders_and_t5_have_the_same_results_too() {
+    have_the_same_results(RMS_MODELS).await;
 }
 
-#[tokio::test]
-async fn llama_and_its_successors_have_the_results_of_onnx_runtime_too() {
-    has_the_results_of_onnx_runtime(DECODERS).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn llama_and_its_successors_have_the_same_results_too() {
+    have_the_same_results(DECODERS).await;
 }
 
-async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUNT]) {
+/// Compares each model with ONNX Runtime, in which rounding differs, so that a value may be rounded to another integer,
+/// which changes the next layer; and with itself, whatever else is in the run.
+async fn have_the_same_results<const COUNT: usize>(models: [&str; COUNT]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
         let Some(bundle) = build(name, folder.path()) else {
@@ -275,6 +276,7 @@ async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUN
         };
         is_equal_in_onnx_runtime(name, &bundle).await;
         is_equal_in_fp32(|folder| recipe(name, folder), folder.path()).await;
+        has_the_same_bits(name, &bundle).await;
     }
 }
 
@@ -383,70 +385,35 @@ async fn is_equal_in_onnx_runtime(name: &str, bundle: &Bundle) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_text_has_the_same_bits_whatever_else_is_in_the_run() {
-    has_the_same_bits(MODELS).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn other_families_have_the_same_bits_too() {
-    has_the_same_bits(OTHER_MODELS).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn successors_of_bert_have_the_same_bits_too() {
-    has_the_same_bits(SUCCESSORS).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn deberta_has_the_same_bits_too() {
-    has_the_same_bits(DEBERTAS).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn decoders_and_t5_have_the_same_bits_too() {
-    has_the_same_bits(RMS_MODELS).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn llama_and_its_successors_have_the_same_bits_too() {
-    has_the_same_bits(DECODERS).await;
-}
-
-async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
-    let folder = tempfile::tempdir().unwrap();
-    for name in models {
-        let Some(bundle) = build(name, folder.path()) else {
-            return;
-        };
-        let lengths = [3, 60, 1, 12, 33, 49, 2, 48];
-        let [one, many] = [1, 4].map(|threads| backend(&bundle, threads));
-        let texts = lengths.iter().enumerate();
-        let texts: Vec<Encoding> = texts
-            .map(|(number, length)| text(number, *length))
-            .collect();
-        let expected = run(&one, &texts, deadline()).await.unwrap();
-        for (text, expected) in texts.iter().zip(&expected) {
-            assert!(&run_one(&one, text).await == expected, "{name}: alone");
-            assert!(
-                &run_one(&many, text).await == expected,
-                "{name}: several threads"
-            );
-        }
-        // Concurrent calls share runs.
-        let calls = (0..20)
-            .flat_map(|_| &texts)
-            .map(|text| run_one(&many, text));
-        for (index, output) in futures::future::join_all(calls)
-            .await
-            .into_iter()
-            .enumerate()
-        {
-            assert!(
-                output == expected[index % expected.len()],
-                "{name}: concurrently"
-            );
-        }
+/// A text has the same bits alone, on any number of threads, and in runs with others.
+async fn has_the_same_bits(name: &str, bundle: &Bundle) {
+    let lengths = [3, 60, 1, 12, 33, 49, 2, 48];
+    let [one, many] = [1, 4].map(|threads| backend(bundle, threads));
+    let texts = lengths.iter().enumerate();
+    let texts: Vec<Encoding> = texts
+        .map(|(number, length)| text(number, *length))
+        .collect();
+    let expected = run(&one, &texts, deadline()).await.unwrap();
+    for (text, expected) in texts.iter().zip(&expected) {
+        assert!(&run_one(&one, text).await == expected, "{name}: alone");
+        assert!(
+            &run_one(&many, text).await == expected,
+            "{name}: several threads"
+        );
+    }
+    // Concurrent calls share runs.
+    let calls = (0..20)
+        .flat_map(|_| &texts)
+        .map(|text| run_one(&many, text));
+    for (index, output) in futures::future::join_all(calls)
+        .await
+        .into_iter()
+        .enumerate()
+    {
+        assert!(
+            output == expected[index % expected.len()],
+            "{name}: concurrently"
+        );
     }
 }
 
