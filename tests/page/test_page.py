@@ -123,27 +123,23 @@ class GatewayHandler(BaseHTTPRequestHandler):
         pass
 
 
+def setUpModule():
+    global BROWSER
+    playwright = sync_playwright().start()
+    unittest.addModuleCleanup(playwright.stop)
+    BROWSER = playwright.chromium.launch(executable_path=os.environ["TEST_CHROMIUM"], args=["--no-sandbox", "--disable-gpu"])
+    unittest.addModuleCleanup(BROWSER.close)
+
+
 class PageTest(unittest.TestCase):
-    """A browser. Each test gets a new page, which may not log errors or send requests to other hosts."""
+    """Each test gets a new page, which may not log errors or send requests to other hosts."""
 
     screen = DESKTOP
     name = "desktop"
 
-    @classmethod
-    def setUpClass(cls):
-        cls.playwright = sync_playwright().start()
-        cls.browser = cls.playwright.chromium.launch(
-            executable_path=os.environ["TEST_CHROMIUM"], args=["--no-sandbox", "--disable-gpu"]
-        )
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.browser.close()
-        cls.playwright.stop()
-
     def setUp(self):
         self.complaints, self.hosts, self.expected = [], set(), []
-        self.context = self.browser.new_context(**self.screen)
+        self.context = BROWSER.new_context(**self.screen)
         self.context.set_default_timeout(TIMEOUT_MS)
         self.page = self.context.new_page()
         self.page.on("console", lambda message: self.complaints.append(message.text))
@@ -478,6 +474,77 @@ class OnADesktop(PageTest):
                 note = expect(self.page.locator("#task-note"))
                 (note.to_contain_text if model["strategy"] == "embedding" else note.not_to_contain_text)("misses negation")
 
+    def test_the_api_is_described(self):
+        gateway = Gateway(stage="/prod")
+        self.addCleanup(gateway.stop)
+        for start, end in ((URL, "/"), (gateway.url, "/"), (gateway.url, "")):
+            # Requests go to the page's own host only.
+            self.hosts.clear()
+            self.page.goto(start + end)
+            self.page.get_by_role("link", name="API").click()
+            expect(self.page.get_by_role("status")).to_have_text(f"{ROUTES} routes.")
+            self.assertEqual(self.page.url, f"{start}/docs")
+        route = self.page.locator("#embed")
+        route.locator("summary").first.press("Enter")
+        expect(route.get_by_role("heading", name="Request")).to_be_visible()
+        expect(route.get_by_role("table", name="Request fields")).to_contain_text("truncation_direction")
+        expect(route.get_by_role("table", name="Errors")).to_contain_text("error_type")
+        expect(route.locator("pre").first).to_contain_text(f"curl {gateway.url}/embed -H")
+        self.assert_sound()
+        self.picture("docs")
+        # Required fields come first, and no word of a type is broken.
+        fields = route.get_by_role("table", name="Request fields").locator("tbody tr")
+        expect(fields.first).to_contain_text("inputs")
+        expect(fields.first).to_contain_text("required.")
+        self.assertGreater(fields.first.locator("td").nth(1).bounding_box()["width"], 150)
+        find = self.page.get_by_role("textbox", name="Find a route")
+        for words, found in (("rerank", "rerank"), ("truncation_direction", "embed"), ("vocabulary", "embed_sparse"), ("OpenAI embeddings", "embeddings")):
+            find.fill(words)
+            expect(self.page.locator(f"#{found}")).to_be_visible()
+            expect(self.page.locator("#health")).to_be_hidden()
+        find.fill("nonsense")
+        expect(self.page.get_by_role("status")).to_have_text("No route has all of these words.")
+        self.hosts.clear()
+        self.page.goto(f"{URL}/docs#embeddings")
+        expect(self.page.locator("#embeddings").get_by_role("heading", name="Response")).to_be_visible()
+        for route in self.page.locator(".route").all():
+            route.evaluate("details => { details.open = true; }")
+        expect(self.page.get_by_role("table", name="Errors")).to_have_count(ROUTES)
+        self.assert_sound()
+
+    def test_a_key_is_required_and_kept_in_the_tab_only(self):
+        if not LOCKED_URL:
+            self.skipTest("skipped: TEST_LOCKED_URL is not set")
+        self.expected = ["401"]
+        self.open(url=LOCKED_URL + "/")
+        field = self.page.get_by_label("API key")
+        expect(field).to_be_focused()
+        self.picture("key")
+        field.fill("wrong")
+        field.press("Enter")
+        expect(self.page.get_by_role("alert")).to_have_text("unknown key")
+        field.fill(KEY)
+        field.press("Enter")
+        expect(self.page.locator("#ask")).to_be_visible()
+        self.press_run()
+        self.settle()
+        expect(self.page.get_by_role("tabpanel")).to_contain_text("$API_KEY")
+        self.assertNotIn(KEY, self.page.content())
+        kept = self.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie.length]")
+        self.assertEqual(kept, [0, 1, 0])
+        self.page.reload()
+        expect(self.page.locator("#ask")).to_be_visible()
+        self.page.evaluate("document.getElementById('key').value = 'wrong'")
+        self.press_run()
+        expect(self.page.get_by_role("alert")).to_have_text("unknown key")
+        self.assertEqual(self.page.evaluate("sessionStorage.length"), 0)
+        self.page.reload()
+        expect(field).to_have_value("")
+
+
+class OnAnyScreen(PageTest):
+    """What does not depend on the size of the screen."""
+
     def test_markup_in_texts_is_escaped(self):
         self.open(of_task("text-classification"))
         text = "<img src=x onerror=alert(1)> & 'quotes' $(ls) `a`"
@@ -490,6 +557,7 @@ class OnADesktop(PageTest):
     def test_the_shown_code_runs(self):
         tools = {"curl": [shutil.which("sh"), "-c"], "JavaScript": [shutil.which("node"), "--input-type=module", "-e"]}
         python = os.environ.get("TEST_PYTHON")
+        codes = []
         for name, model in MODELS.items():
             self.open(name)
             takes_labels = model["task"] == "token-classification" and "labels" not in model
@@ -500,17 +568,31 @@ class OnADesktop(PageTest):
             for tab in self.page.get_by_role("tab").all():
                 tab.click()
                 words = tab.inner_text()
-                tool = tools.get(words) or [python, "-c"]
-                if tool[0] is None:
-                    print(f"skipped: no interpreter for {words}", file=sys.stderr)
-                    continue
                 code = self.page.get_by_role("tabpanel").inner_text()
-                with self.subTest(model=name, code=words):
-                    done = subprocess.run([*tool, code], capture_output=True, text=True, timeout=60)
-                    self.assertEqual(done.returncode, 0, done.stderr)
-                    self.assertNotIn('"error"', done.stdout)
-                    self.assertTrue(done.stdout.strip())
+                tool = tools.get(words)
+                if not tool and python:
+                    codes.append(code)
+                elif not tool or tool[0] is None:
+                    print(f"skipped: no interpreter for {words}", file=sys.stderr)
+                else:
+                    with self.subTest(model=name, code=words):
+                        self.assert_prints(self.run_code(*tool, code))
         self.assert_sound()
+        if python:
+            printed = json.loads(self.run_code(python, "-c", RUN_EACH, *codes))
+            self.assertEqual(len(printed), len(codes))
+            for code, output in zip(codes, printed):
+                with self.subTest(code=code):
+                    self.assert_prints(output)
+
+    def run_code(self, *command):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def assert_prints(self, output):
+        self.assertNotIn('"error"', output)
+        self.assertTrue(output.strip())
 
     def test_the_keyboard_is_enough(self):
         self.open()
@@ -553,44 +635,6 @@ class OnADesktop(PageTest):
             self.settle()
             expect(self.page.get_by_role("tabpanel")).to_contain_text(f"{gateway.url}/embed")
 
-    def test_the_api_is_described(self):
-        gateway = Gateway(stage="/prod")
-        self.addCleanup(gateway.stop)
-        for start, end in ((URL, "/"), (gateway.url, "/"), (gateway.url, "")):
-            # Requests go to the page's own host only.
-            self.hosts.clear()
-            self.page.goto(start + end)
-            self.page.get_by_role("link", name="API").click()
-            expect(self.page.get_by_role("status")).to_have_text(f"{ROUTES} routes.")
-            self.assertEqual(self.page.url, f"{start}/docs")
-        route = self.page.locator("#embed")
-        route.locator("summary").first.press("Enter")
-        expect(route.get_by_role("heading", name="Request")).to_be_visible()
-        expect(route.get_by_role("table", name="Request fields")).to_contain_text("truncation_direction")
-        expect(route.get_by_role("table", name="Errors")).to_contain_text("error_type")
-        expect(route.locator("pre").first).to_contain_text(f"curl {gateway.url}/embed -H")
-        self.assert_sound()
-        self.picture("docs")
-        # Required fields come first, and no word of a type is broken.
-        fields = route.get_by_role("table", name="Request fields").locator("tbody tr")
-        expect(fields.first).to_contain_text("inputs")
-        expect(fields.first).to_contain_text("required.")
-        self.assertGreater(fields.first.locator("td").nth(1).bounding_box()["width"], 150)
-        find = self.page.get_by_role("textbox", name="Find a route")
-        for words, found in (("rerank", "rerank"), ("truncation_direction", "embed"), ("vocabulary", "embed_sparse"), ("OpenAI embeddings", "embeddings")):
-            find.fill(words)
-            expect(self.page.locator(f"#{found}")).to_be_visible()
-            expect(self.page.locator("#health")).to_be_hidden()
-        find.fill("nonsense")
-        expect(self.page.get_by_role("status")).to_have_text("No route has all of these words.")
-        self.hosts.clear()
-        self.page.goto(f"{URL}/docs#embeddings")
-        expect(self.page.locator("#embeddings").get_by_role("heading", name="Response")).to_be_visible()
-        for route in self.page.locator(".route").all():
-            route.evaluate("details => { details.open = true; }")
-        expect(self.page.get_by_role("table", name="Errors")).to_have_count(ROUTES)
-        self.assert_sound()
-
     def test_examples_name_served_models(self):
         self.page.goto(f"{URL}/docs#task")
         examples = self.page.locator("#task")
@@ -606,35 +650,6 @@ class OnADesktop(PageTest):
         has_both = any({"dense", "sparse"} <= set(model.get("outputs", {})) for model in MODELS.values())
         note = expect(self.page.locator("#embed"))
         (note.not_to_contain_text if has_both else note.to_contain_text)("this server has no such model")
-
-    def test_a_key_is_required_and_kept_in_the_tab_only(self):
-        if not LOCKED_URL:
-            self.skipTest("skipped: TEST_LOCKED_URL is not set")
-        self.expected = ["401"]
-        self.open(url=LOCKED_URL + "/")
-        field = self.page.get_by_label("API key")
-        expect(field).to_be_focused()
-        self.picture("key")
-        field.fill("wrong")
-        field.press("Enter")
-        expect(self.page.get_by_role("alert")).to_have_text("unknown key")
-        field.fill(KEY)
-        field.press("Enter")
-        expect(self.page.locator("#ask")).to_be_visible()
-        self.press_run()
-        self.settle()
-        expect(self.page.get_by_role("tabpanel")).to_contain_text("$API_KEY")
-        self.assertNotIn(KEY, self.page.content())
-        kept = self.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie.length]")
-        self.assertEqual(kept, [0, 1, 0])
-        self.page.reload()
-        expect(self.page.locator("#ask")).to_be_visible()
-        self.page.evaluate("document.getElementById('key').value = 'wrong'")
-        self.press_run()
-        expect(self.page.get_by_role("alert")).to_have_text("unknown key")
-        self.assertEqual(self.page.evaluate("sessionStorage.length"), 0)
-        self.page.reload()
-        expect(field).to_have_value("")
 
     def test_the_page_is_small_and_strict(self):
         answer = self.page.goto(URL + "/")
@@ -664,6 +679,16 @@ class OnADesktop(PageTest):
         self.assertLess(shown, alone + 2000, "the page delays the result")
 
 
+# What each program prints; their packages take seconds to load.
+RUN_EACH = """
+import contextlib, io, json, sys
+printed = []
+for code in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(code, {"__name__": "__main__"})
+    printed.append(output.getvalue())
+print(json.dumps(printed))
+"""
 # From the key press to the frame after the one that shows the result.
 KEY_TO_ANSWER = """() => new Promise((resolve) => {
   const started = performance.now();
