@@ -65,6 +65,12 @@ fn refused(path: &'static str, body: String) -> Case {
 
 /// A list of about this many bytes; items have their number in the place of `#`.
 fn list(item: &str, bytes: usize) -> String {
+    if !item.contains('#') {
+        return format!(
+            "[{}{item}]",
+            format!("{item},").repeat(bytes / (item.len() + 1) - 8)
+        );
+    }
     let mut list = "[".to_owned();
     for number in 0.. {
         if list.len() + item.len() + 8 > bytes {
