@@ -58,11 +58,6 @@ GGUF := $(PYTHON_PEERS)/models/model-q8_0.gguf
 EXACTNESS := .kivu/exactness
 EXACTNESS_TOOLS := $(EXACTNESS)/new/installed $(EXACTNESS)/old/installed
 
-# Tests start hundreds of Python processes: the bytecode of packages is kept, apart from the sources, whatever the environment
-# says.
-export PYTHONPYCACHEPREFIX := $(abspath .kivu/pycache)
-export PYTHONDONTWRITEBYTECODE :=
-
 # CI compiles once: incremental compilation has no benefit.
 ifdef CI
 export CARGO_INCREMENTAL := 0
@@ -131,14 +126,15 @@ endif
 
 # Not installed by `make`; without it the example for Terraform is not validated.
 TERRAFORM := $(shell command -v terraform)
-# With TEST_COMPLETE, a test without one of its parts fails instead of being skipped.
-TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
-  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_IMAGES="$$(python3 tests/deploy/image_tools.py .kivu/images)" TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
+# With TEST_COMPLETE, a test without one of its parts fails instead of being skipped. Tests start hundreds of Python
+# processes: the bytecode of packages is kept, apart from the sources, whatever the environment says.
+TEST_TOOLS = TEST_COMPLETE=yes PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath .kivu/pycache) TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
+  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_IMAGES="$$(python3 -B tests/deploy/image_tools.py .kivu/images)" TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_WORKFLOWS=$(abspath $(dir $(WORKFLOW_TOOLS))bin) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
-  TEST_PROMETHEUS="$$(python3 tests/telemetry/prometheus.py .kivu/prometheus)" \
+  TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
 
 .PHONY: browser
@@ -147,11 +143,11 @@ browser: $(PAGE_TOOLS)
 
 .PHONY: prometheus
 prometheus:
-	python3 tests/telemetry/prometheus.py .kivu/prometheus
+	python3 -B tests/telemetry/prometheus.py .kivu/prometheus
 
 .PHONY: image-tools
 image-tools:
-	python3 tests/deploy/image_tools.py .kivu/images
+	python3 -B tests/deploy/image_tools.py .kivu/images
 
 .PHONY: bundles
 bundles: program ## Build the models in models/, and download ONNX Runtime for the functions
@@ -441,11 +437,12 @@ arm64-programs: program arm64-compile
 # With the runner of the configuration, the processor is QEMU_CPU.
 HASWELL = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell"
 
+# With the program's package, whose dependencies have the features of the tests: otherwise crates would be compiled again.
 .PHONY: kernels
 kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 without and with i8mm, x86-64 without VNNI
 	cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
 	QEMU_CPU=max cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
-	$(HASWELL) cargo test --workspace --exclude kivu-python --lib --test bits -- kernel:: programs_have
+	$(HASWELL) cargo test --package kivu-engine --package kivu-program --lib --test bits -- kernel:: programs_have
 
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml
