@@ -93,7 +93,7 @@ impl OpenInput {
     fn stream(name: &str, file: impl Read + Send + 'static) -> Result<Self> {
         let mut file = BufReader::new(file);
         let mut head = Vec::new();
-        let failed = || Error::io(format!("cannot read `{name}`"));
+        let failed = || Error::cannot("read", &name);
         (&mut file)
             .take(HEAD_BYTES)
             .read_to_end(&mut head)
