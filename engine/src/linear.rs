@@ -697,7 +697,7 @@ mod tests {
         // With eight significant bits, which 16-bit numbers hold.
         let numbers = |count: usize| -> Vec<f32> {
             let number = |at: usize| ((at * 7919) % 509) as f32 / 16.0 - 15.9375;
-            (0..count).map(|at| number(at)).collect()
+            (0..count).map(number).collect()
         };
         // A row per output, as models have them.
         let rows = numbers(outputs * INPUTS);
