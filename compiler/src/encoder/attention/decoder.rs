@@ -2,7 +2,7 @@
 
 use super::pair_templates::{INSTRUCTION, JUDGE, KnownTemplate, QWEN3_RERANKER};
 use crate::encoder::{
-    config::{EncoderConfig, HeadKind},
+    config::{EncoderConfig, HeadKind, Span},
     heads::{logit_matrix, tie_words},
 };
 use crate::{
@@ -94,6 +94,7 @@ pub fn head(
         let mut settings = settings(head.labels.clone(), head.function, known)?;
         settings.query_prompt = default_prompt(&plan.folder)?;
         settings.padding = padding(&file)?;
+        check_padding(config, tokenizer, settings.padding)?;
         config.head = None;
         return Ok(Some((
             settings,
@@ -165,6 +166,21 @@ fn padding(config: &ConfigFile) -> Result<Option<u32>> {
     const KEY: &str = "pad_token_id";
     let is_default = config.model_type().starts_with("gemma") && !config.fields().contains_key(KEY);
     Ok(config.get(KEY)?.or(is_default.then_some(0)))
+}
+
+/// Refuses a padding token at the end of all texts if others attend to it, since it is dropped.
+fn check_padding(config: &EncoderConfig, tokenizer: &[u8], padding: Option<u32>) -> Result<()> {
+    let attends_later = |span: &Span| span.window.after != Some(0);
+    let Some(padding) = padding.filter(|_| config.spans.iter().any(attends_later)) else {
+        return Ok(());
+    };
+    let tokenizer = Tokenizer::from_json(tokenizer)?;
+    match tokenizer.special_ids()[1].last() == Some(&padding) {
+        true => Err(Error::model(format!(
+            "expected a `pad_token_id` other than {padding}, with which all texts end, in a model that attends to later tokens"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// What a model ranks by, if it does: a template, the token whose logit is the score, and one whose logit is subtracted.

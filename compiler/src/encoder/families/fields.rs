@@ -184,7 +184,7 @@ pub fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize>
 pub fn optional_window(config: &ConfigFile, field: &str, default: usize) -> Result<Option<usize>> {
     match config.is_null(field) {
         true => Ok(None),
-        false => window(config, field, default).map(Some),
+        false => Ok(Some(config.get_size(field)?.unwrap_or(default))),
     }
 }
 

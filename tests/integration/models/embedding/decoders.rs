@@ -474,7 +474,7 @@ fn unusable_decoders_are_refused_by_name() {
         config(
             "tiny-mistral",
             r#""sliding_window": 8"#,
-            r#""sliding_window": 1"#,
+            r#""sliding_window": 0"#,
         ),
         config(
             "tiny-gemma2",
@@ -520,16 +520,21 @@ fn unusable_decoders_are_refused_by_name() {
             r#""num_hidden_layers": 3"#,
             r#""num_hidden_layers": 4"#,
         ),
+        config(
+            "tiny-ministral3-rank",
+            r#""sliding_window": 16"#,
+            r#""is_causal": false"#,
+        ),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
     cannot build from `[folder]/model`: expected `use_sliding_window` true and a `sliding_window` for the `layer_types` `sliding_attention`, but found no window
-    cannot build from `[folder]/model`: expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, but found `ntk`
+    cannot build from `[folder]/model`: expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, `proportional`, but found `ntk`
     cannot build from `[folder]/model`: expected a `low_freq_factor` above 0, and a greater `high_freq_factor`, but found 4 and 4
     cannot build from `[folder]/model`: expected a `short_factor` of 8 numbers above 0 for `longrope` scaling, but found 1
     cannot build from `[folder]/model`: expected a `factor` of at least 1 for `llama3` scaling, but found 0.5
     cannot build from `[folder]/model`: expected rotary positions without `partial_rotary_factor`, but found 0.5
     cannot build from `[folder]/model`: expected `head_dim` from 1 to 2097152, but found 0
-    cannot build from `[folder]/model`: expected `sliding_window` of at least 2, but found 1
+    cannot build from `[folder]/model`: expected `sliding_window` from 1 to 2097152, but found 0
     cannot build from `[folder]/model`: expected `attn_logit_softcapping` above 0, but found 0
     expected `use_bidirectional_attention` `false` in `config.json`, but found `use_bidirectional_attention` true; use `--allow use_bidirectional_attention` to build the model as if the key were missing, if you know that it has no effect on results
     cannot build from `[folder]/model`: expected `classifier_pooling` `late`, `mean` or `bos`, but found `last`
@@ -542,5 +547,6 @@ fn unusable_decoders_are_refused_by_name() {
     cannot build from `[folder]/model`: expected `query_pre_attn_scalar` above 0, but found 0
     cannot build from `[folder]/model`: expected `layer_types` `full_attention` or `sliding_attention`, but found `chunked_attention`
     cannot build from `[folder]/model`: expected `layer_types` of 4 layers, but found 3
+    expected a `pad_token_id` other than 330, with which all texts end, in a model that attends to later tokens
     ");
 }
