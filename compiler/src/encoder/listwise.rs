@@ -35,6 +35,14 @@ pub fn open(
             "expected `{clean_up}` false for `{LISTWISE}`, but found true"
         )));
     }
+    // The authors' code cuts texts to their own limit only.
+    let max_tokens = max_tokens(&plan.folder, &config.encoder_limits)?;
+    if max_tokens < MAX_TEXT_TOKENS {
+        return Err(Error::model(format!(
+            "expected a `model_max_length` of at least {MAX_TEXT_TOKENS}, the tokens of a text, for `{LISTWISE}`, but found \
+             {max_tokens}"
+        )));
+    }
     let layer = |name, inputs| {
         let weight = weights.tensors.get(name);
         let outputs = weight.and_then(|weight| weight.shape.first().copied());
@@ -48,7 +56,7 @@ pub fn open(
     let settings = ListwiseSettings {
         output: MULTI_VECTORS.to_owned(),
         dimensions: last.outputs(),
-        max_tokens: max_tokens(&plan.folder, &config.encoder_limits)?,
+        max_tokens,
         max_query_tokens: MAX_QUERY_TOKENS,
         max_text_tokens: MAX_TEXT_TOKENS,
         max_texts: MAX_TEXTS,
