@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
+use super::vocabularies::content;
 use crate::model_types::Family;
 
 /// A class; `classes.toml` describes the fields.
@@ -14,6 +16,19 @@ struct Class {
     is_for_texts: bool,
     keys: String,
     returns_types: bool,
+    made: Option<Made>,
+}
+
+/// Parts of a `tokenizer.json`, and settings with which a class makes them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Made {
+    #[serde(default)]
+    settings: Map<String, Value>,
+    #[serde(default)]
+    normalizer: Value,
+    pre_tokenizer: Value,
+    model: Map<String, Value>,
 }
 
 impl Default for Class {
@@ -23,6 +38,7 @@ impl Default for Class {
             is_for_texts: false,
             keys: "tokenizer.other".to_owned(),
             returns_types: true,
+            made: None,
         }
     }
 }
@@ -66,6 +82,45 @@ pub fn is_known(class: &str, model_type: &str) -> bool {
 /// Whether a class returns token types, which distinguish the texts in a pair.
 pub fn returns_types(class: &str) -> bool {
     CLASSES.get(class).is_none_or(|class| class.returns_types)
+}
+
+/// Whether a tokenizer is what version 5 of `transformers`, which makes those of this class from their vocabularies, makes of
+/// it with these settings.
+pub fn is_as_made(class: &str, tokenizer: &Value, settings: &Map<String, Value>) -> bool {
+    const MODEL: [&str; 8] = [
+        "type",
+        "unk_token",
+        "fuse_unk",
+        "byte_fallback",
+        "dropout",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "ignore_merges",
+    ];
+    let Some(made) = CLASSES.get(class).and_then(|class| class.made.as_ref()) else {
+        return false;
+    };
+    let is_default = |value: &Value| value.is_null() || *value == false || *value == "";
+    let is_same = |key: &str| {
+        let found = &tokenizer["model"][key];
+        match made.model.get(key) {
+            Some(made) if key == "unk_token" => {
+                let named = settings.get(key).and_then(content);
+                found.as_str() == named.or(made.as_str())
+            }
+            Some(made) => found == made,
+            None => is_default(found),
+        }
+    };
+    let is_set = |(key, value): (&String, &Value)| {
+        settings
+            .get(key)
+            .is_none_or(|found| found.is_null() || found == value)
+    };
+    tokenizer["normalizer"] == made.normalizer
+        && tokenizer["pre_tokenizer"] == made.pre_tokenizer
+        && MODEL.into_iter().all(is_same)
+        && made.settings.iter().all(is_set)
 }
 
 /// The supported class to use in place of an unsupported one.

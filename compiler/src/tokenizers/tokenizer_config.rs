@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    token_types,
+    classes, token_types,
     vocabularies::{self, content},
 };
 use crate::{
@@ -35,13 +35,10 @@ const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 /// The class of the first DeBERTa.
 const DEBERTA: &str = "DebertaTokenizer";
 
-/// The class of Gemma.
-const GEMMA: &str = "GemmaTokenizer";
-
 /// Classes with settings that replace the tokens around a text, with their first and last token.
 const LLAMA: [(&str, (&str, &str)); 2] = [
     ("LlamaTokenizer", ("<s>", "</s>")),
-    (GEMMA, ("<bos>", "<eos>")),
+    ("GemmaTokenizer", ("<bos>", "<eos>")),
 ];
 /// Key of the token for unknown words.
 const UNKNOWN: &str = "unk_token";
@@ -176,12 +173,7 @@ pub fn class(folder: &ModelFolder) -> Result<String> {
         .or(of_model.get("tokenizer_class")?);
     let family = Family::named(of_model.model_type());
     Ok(match class {
-        // Flags of the class have no effect in version 5 of `transformers`.
-        Some(class)
-            if is_newer(&of_model)
-                && class.trim_end_matches("Fast") == GEMMA
-                && is_gemmas(folder) =>
-        {
+        Some(class) if is_newer(&of_model) && is_in_file(folder, &class, &config, family)? => {
             "TokenizersBackend".to_owned()
         }
         Some(class) => class,
@@ -196,57 +188,24 @@ fn is_newer(model: &ConfigFile) -> bool {
     Family::named(model.model_type()).is_some_and(|family| family.is_newer)
 }
 
-/// Whether `tokenizer.json` is what version 5 of `transformers`, which makes this class' tokenizers from their vocabularies,
-/// makes of it.
-fn is_gemmas(folder: &ModelFolder) -> bool {
-    #[derive(Deserialize)]
-    struct Parts {
-        normalizer: Value,
-        pre_tokenizer: Value,
-        model: Model,
+/// Whether version 5 of `transformers` has the tokenizer in `tokenizer.json`, without flags of its class, which it does not
+/// read.
+fn is_in_file(
+    folder: &ModelFolder,
+    class: &str,
+    config: &ConfigFile,
+    family: Option<&Family>,
+) -> Result<bool> {
+    let Some(json) = files::read_if_exists(&folder.join(TOKENIZER))? else {
+        return Ok(false);
+    };
+    // Other families have a class, whatever the files name.
+    if !family.is_some_and(|family| family.has_own_tokenizer) {
+        return Ok(true);
     }
-    #[derive(Deserialize)]
-    struct Model {
-        r#type: String,
-        unk_token: Option<String>,
-        fuse_unk: bool,
-        byte_fallback: bool,
-        dropout: Option<f32>,
-        continuing_subword_prefix: Option<String>,
-        end_of_word_suffix: Option<String>,
-        #[serde(default)]
-        ignore_merges: bool,
-    }
-    let parts = files::read(&folder.join(TOKENIZER)).ok();
-    let parts: Option<Parts> = parts.and_then(|json| serde_json::from_slice(&json).ok());
-    parts.is_some_and(
-        |Parts {
-             normalizer,
-             pre_tokenizer,
-             model,
-         }| {
-            normalizer == json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
-                && pre_tokenizer
-                    == json!({
-                        "type": "Split",
-                        "pattern": {"String": " "},
-                        "behavior": "MergedWithPrevious",
-                        "invert": false,
-                    })
-                && model.r#type == "BPE"
-                && model.unk_token.as_deref() == Some("<unk>")
-                && model.fuse_unk
-                && model.byte_fallback
-                && !model.ignore_merges
-                && model.dropout.is_none()
-                && model
-                    .continuing_subword_prefix
-                    .is_none_or(|prefix| prefix.is_empty())
-                && model
-                    .end_of_word_suffix
-                    .is_none_or(|suffix| suffix.is_empty())
-        },
-    )
+    let tokenizer = serde_json::from_slice(&json).unwrap_or(Value::Null);
+    let class = class.trim_end_matches("Fast");
+    Ok(classes::is_as_made(class, &tokenizer, config.fields()))
 }
 
 /// Sets letter case, accents and Chinese characters, where the file normalizes like BERT.
@@ -713,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_models_may_name_gemmas_class_for_its_own_tokenizer() {
+    fn newer_models_may_name_the_class_that_makes_their_tokenizer() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, value: &Value| {
             fs::write(folder.path().join(name), value.to_string()).unwrap();
@@ -743,6 +702,28 @@ mod tests {
         assert_eq!(class_of(&tokenizer), "TokenizersBackend");
         tokenizer["model"]["fuse_unk"] = json!(false);
         assert_eq!(class_of(&tokenizer), "GemmaTokenizerFast");
+        write(
+            NAME,
+            &json!({"tokenizer_class": "GemmaTokenizer", "unk_token": "[UNK]"}),
+        );
+        tokenizer["model"]["fuse_unk"] = json!(true);
+        assert_eq!(class_of(&tokenizer), "GemmaTokenizer");
+        tokenizer["model"]["unk_token"] = json!("[UNK]");
+        assert_eq!(class_of(&tokenizer), "TokenizersBackend");
+
+        let settings = |legacy: bool| json!({"tokenizer_class": "LlamaTokenizer", "legacy": legacy, "add_prefix_space": null});
+        write(NAME, &settings(false));
+        tokenizer["model"]["unk_token"] = Value::Null;
+        tokenizer["normalizer"] = Value::Null;
+        tokenizer["pre_tokenizer"] = json!({
+            "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false
+        });
+        assert_eq!(class_of(&tokenizer), "TokenizersBackend");
+        write(NAME, &settings(true));
+        assert_eq!(class_of(&tokenizer), "LlamaTokenizer");
+        // Version 5 has another class for these, which reads the file.
+        write("config.json", &json!({"model_type": "ministral3"}));
+        assert_eq!(class_of(&tokenizer), "TokenizersBackend");
     }
 
     #[test]
