@@ -437,12 +437,11 @@ arm64-programs: program arm64-compile
 # With the runner of the configuration, the processor is QEMU_CPU.
 HASWELL = CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(abspath $(EMULATORS))/qemu-x86_64-static -cpu Haswell"
 
-# With the program's package, whose dependencies have the features of the tests: otherwise crates would be compiled again.
 .PHONY: kernels
 kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 without and with i8mm, x86-64 without VNNI
 	cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
 	QEMU_CPU=max cargo test $(ARM64_CARGO) --package kivu-engine --lib --tests
-	$(HASWELL) cargo test --package kivu-engine --package kivu-program --lib --test bits -- kernel:: programs_have
+	$(HASWELL) cargo test --workspace --exclude kivu-python --lib --test bits -- kernel:: programs_have
 
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml
