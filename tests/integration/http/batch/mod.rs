@@ -1143,8 +1143,8 @@ fn requests_have_a_response_each_in_openais_form() {
         json!([
             ["a", 200, 2, null],
             ["b", 422, null, null],
-            [null, null, null, "invalid_request"],
-            [null, null, null, "invalid_request"],
+            ["c", null, null, "invalid_request"],
+            ["d", null, null, "invalid_request"],
             ["e", 404, null, null],
             ["f", 200, 1, null],
             [null, null, null, "invalid_request"]
