@@ -46,6 +46,7 @@ const RENEWED: [(&str, &[&str]); 7] = [
             "http/src/bodies/request.rs",
             "http/src/dialects/chat.rs",
             "http/src/dialects/cohere.rs",
+            "http/src/dialects/openai.rs",
             "http/src/dialects/score.rs",
             "http/src/dialects/vllm.rs",
             "http/src/tasks/ranking.rs",
