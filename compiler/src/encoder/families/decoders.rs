@@ -95,11 +95,14 @@ pub fn layers(
     spans: Vec<Span>,
 ) -> Result<EncoderConfig> {
     let mut shared = EncoderConfig::new(config, names, heads, feed_forward)?;
-    for span in &spans {
-        let scaling = span.rotary.as_ref().map(|rotary| &rotary.scaling);
-        if let Some(Scaling::DynamicNtk { factor, positions }) = scaling {
-            shared.encoder_limits.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
-        }
+    let limits = spans
+        .iter()
+        .filter_map(|span| match span.rotary.as_ref()?.scaling {
+            Scaling::DynamicNtk { factor, positions } => Some((positions as f64 * factor) as usize),
+            _ => None,
+        });
+    if let Some(longest) = limits.min() {
+        shared.encoder_limits.longest = longest.min(MAX_LENGTH);
     }
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
