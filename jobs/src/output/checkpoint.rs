@@ -189,22 +189,17 @@ pub struct State {
     /// Whether the output is complete except for its name.
     pub is_whole: bool,
     /// Size of a local output so far.
-    #[serde(default)]
     pub bytes: u64,
     /// BLAKE3 of a local output so far.
-    #[serde(default)]
     pub digest: Option<String>,
     /// BLAKE3 of the local output that this job replaces.
-    #[serde(default)]
     pub replaces: Option<String>,
     /// Whether the job can resume, since its input can be read again.
-    #[serde(default)]
     pub is_resumable: bool,
     /// The originals of the rows so far by placeholder, if these are numbered in the file.
     #[serde(default, skip_serializing_if = "Mapping::is_empty")]
     pub placeholders: Mapping,
     /// How the rows are read.
-    #[serde(default)]
     pub layout: Option<Layout>,
 }
 
@@ -216,30 +211,6 @@ impl State {
             holder,
             next: 1,
             is_resumable: true,
-            ..Self::default()
-        }
-    }
-
-    /// The same job before its first row.
-    fn before_first_row(self) -> Self {
-        let Self {
-            job,
-            holder,
-            sequence,
-            upload,
-            next,
-            replaces,
-            is_resumable,
-            ..
-        } = self;
-        Self {
-            job,
-            holder,
-            sequence,
-            upload,
-            next,
-            replaces,
-            is_resumable,
             ..Self::default()
         }
     }
@@ -260,46 +231,16 @@ pub fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
         ))
         .with_hint("move it away")
     };
-    // Checkpoints of earlier versions are not sealed, and do not say how the rows were read.
-    let contents = sealed::open(bytes);
-    let mut lines = contents.unwrap_or(bytes).splitn(2, |byte| *byte == b'\n');
-    let line = lines.next().unwrap_or_default();
-    let state: State = serde_json::from_slice(line).map_err(|_| wrong())?;
-    match lines.next() {
-        Some(waiting) if contents.is_some() => Ok((state, waiting.to_vec())),
-        _ if state.layout.is_none() && !state.is_whole => {
-            Ok((state.before_first_row(), Vec::new()))
-        }
-        _ => Err(wrong()),
-    }
+    let contents = sealed::open(bytes).ok_or_else(wrong)?;
+    let end = contents.iter().position(|byte| *byte == b'\n');
+    let (line, waiting) = contents.split_at(end.ok_or_else(wrong)?);
+    let state = serde_json::from_slice(line).map_err(|_| wrong())?;
+    Ok((state, waiting[1..].to_vec()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_job_of_an_earlier_version_starts_again() {
-        let progress = Progress {
-            rows: 64,
-            ..Progress::default()
-        };
-        let old = State {
-            bytes: 10,
-            progress,
-            ..State::new("job", "holder")
-        };
-        let unsealed =
-            |state: &State| [&serde_json::to_vec(state).unwrap(), &b"\nwaiting"[..]].concat();
-        let (state, waiting) = parse(&unsealed(&old), &"place").unwrap();
-        assert_eq!(
-            (state.progress.rows, state.bytes, state.job.as_str()),
-            (0, 0, "job")
-        );
-        assert!(waiting.is_empty());
-        let layout = Some(Layout::default());
-        assert!(parse(&unsealed(&State { layout, ..old }), &"place").is_err());
-    }
 
     #[test]
     fn every_damaged_bit_of_a_checkpoint_is_noticed() {
