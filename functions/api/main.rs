@@ -294,7 +294,7 @@ struct Event(LambdaRequest);
 impl<'de> Deserialize<'de> for Event {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut event = Value::deserialize(deserializer)?;
-        if event.get("detail-type").and_then(Value::as_str) == Some(SCHEDULED) {
+        if event["detail-type"] == SCHEDULED {
             event = health_check();
         }
         for headers in ["headers", "multiValueHeaders"] {

@@ -363,7 +363,7 @@ impl From<Indexed> for Item {
             status if PASSING.contains(&status) => Self::Passing,
             status => {
                 let error = indexed.error.unwrap_or_default();
-                let text = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
+                let text = |name: &str| error[name].as_str().unwrap_or_default();
                 let reason = text("reason")
                     .split(PREVIEW)
                     .next()
@@ -421,11 +421,8 @@ fn check_mapping(mapping: &Value, vector: &str, place: &str, dimensions: usize) 
         ))
     })?;
     for index in indexes.values() {
-        let properties = index
-            .get("mappings")
-            .and_then(|mappings| mappings.get("properties"));
-        let field = properties.and_then(|properties| properties.get(vector));
-        let text = |name: &str| field.and_then(|field| field.get(name)?.as_str());
+        let field = &index["mappings"]["properties"][vector];
+        let text = |name: &str| field[name].as_str();
         if text("type") != Some("knn_vector")
             || text("data_type").is_some_and(|found| found != "float")
         {
@@ -434,7 +431,7 @@ fn check_mapping(mapping: &Value, vector: &str, place: &str, dimensions: usize) 
                 text("type").map_or("no such field".to_owned(), |found| format!("`{found}`"))
             )));
         }
-        match field.and_then(|field| field.get("dimension")?.as_i64()) {
+        match field["dimension"].as_i64() {
             Some(found) if found != dimensions as i64 => {
                 return Err(other_dimensions(
                     &format!("`{vector}` at `{place}`"),

@@ -518,20 +518,15 @@ fn failed(store: &Arc<dyn Store>, results: Option<&Results>) -> Result<Vec<(u64,
         serde_json::from_slice::<Value>(&found.0).map_err(wrong)
     };
     let manifest = read(&results.key)?;
-    let files = manifest
-        .pointer("/ResultFiles/FAILED")
-        .and_then(Value::as_array)
-        .cloned()
-        .unwrap_or_default();
+    let files = manifest["ResultFiles"]["FAILED"].as_array();
     let mut failed = Vec::new();
-    for file in files.iter().filter_map(|file| file.get("Key")?.as_str()) {
+    for file in files
+        .into_iter()
+        .flatten()
+        .filter_map(|file| file["Key"].as_str())
+    {
         for execution in read(file)?.as_array().into_iter().flatten() {
-            let text = |name: &str| {
-                execution
-                    .get(name)
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
-            };
+            let text = |name: &str| execution[name].as_str().unwrap_or_default();
             let input: Value = serde_json::from_str(text("Input")).map_err(wrong)?;
             if let Some(MapEvent::Range { range, .. }) = MapEvent::of(&input)? {
                 failed.push((range.first, Place::Failed(text("Error").to_owned())));

@@ -44,7 +44,7 @@ impl Event {
         let has = |name: &str| event.get(name).is_some();
         let source = records
             .first()
-            .and_then(|first| first.get("eventSource")?.as_str());
+            .and_then(|first| first["eventSource"].as_str());
         Ok(match source {
             Some("aws:kinesis") => Self::Stream(StreamBatch::of_kinesis(records)?),
             Some("aws:dynamodb") => Self::Stream(StreamBatch::of_dynamodb(records)?),
@@ -119,12 +119,8 @@ impl Reached {
 
     /// The attribute's value in an SQS record; nothing if it is missing or not Kivu's.
     fn of(record: &Value) -> Self {
-        let attribute = record
-            .get("messageAttributes")
-            .and_then(|all| all.get(Self::ATTRIBUTE));
-        let text = attribute
-            .and_then(|attribute| attribute.get("stringValue"))
-            .and_then(Value::as_str);
+        let attribute = &record["messageAttributes"][Self::ATTRIBUTE];
+        let text = attribute["stringValue"].as_str();
         let numbers = text.and_then(|text| text.split_once(' '));
         numbers
             .and_then(|(objects, rows)| {
@@ -146,10 +142,7 @@ impl fmt::Display for Reached {
 /// The messages among an event's records.
 fn messages(records: &[Value]) -> Vec<Message> {
     let message = |record: &Value| Message {
-        id: record
-            .get("messageId")
-            .and_then(Value::as_str)
-            .map(str::to_owned),
+        id: record["messageId"].as_str().map(str::to_owned),
         body: text(record, "body").ok().map(str::to_owned),
         reached: Reached::of(record),
         objects: text(record, "body").and_then(|body| unwrap(body, 0)),
@@ -163,19 +156,16 @@ fn messages(records: &[Value]) -> Vec<Message> {
 
 fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     // S3 sends this event when notifications are configured.
-    if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
-        return Ok(Vec::new());
-    }
-    if is_warm_up(event) {
+    if event["Event"] == "s3:TestEvent" || is_warm_up(event) {
         return Ok(Vec::new());
     }
     if let Some(object) = named(event)? {
         return Ok(vec![object]);
     }
-    if event.get("source").and_then(Value::as_str) == Some("aws.s3") {
+    if event["source"] == "aws.s3" {
         return Ok(from_event_bridge(event)?.into_iter().collect());
     }
-    if event.get("Type").and_then(Value::as_str) == Some("Notification") {
+    if event["Type"] == "Notification" {
         return unwrap(text(event, "Message")?, depth);
     }
     let records = records(event);
@@ -190,8 +180,7 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
         match source(record) {
             Some("aws:s3") => found.extend(from_s3(record)?),
             Some("aws:sns") => {
-                let inner = record.get("Sns").unwrap_or(&Value::Null);
-                found.extend(unwrap(text(inner, "Message")?, depth)?);
+                found.extend(unwrap(text(&record["Sns"], "Message")?, depth)?);
             }
             other => {
                 return Err(Error::malformed(format!(
@@ -206,17 +195,16 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
 
 /// The object that a state machine's task, a rule or a schedule names.
 fn named(event: &Value) -> Result<Option<ObjectEvent>> {
-    let url = event.get("input").and_then(Value::as_str);
+    let url = event["input"].as_str();
     url.map(|url| Ok(ObjectEvent::new(url.parse()?)))
         .transpose()
 }
 
 /// Whether the event only keeps the function warm: a schedule's default event, or one of the usual programs' for that.
 fn is_warm_up(event: &Value) -> bool {
-    let text = |name: &str| event.get(name).and_then(Value::as_str);
-    text("detail-type") == Some("Scheduled Event")
-        || text("source") == Some("serverless-plugin-warmup")
-        || event.get("warmer").and_then(Value::as_bool) == Some(true)
+    event["detail-type"] == "Scheduled Event"
+        || event["source"] == "serverless-plugin-warmup"
+        || event["warmer"] == true
 }
 
 fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
@@ -232,10 +220,7 @@ fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
 }
 
 fn records(event: &Value) -> &[Value] {
-    event
-        .get("Records")
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    event["Records"].as_array().map_or(&[], Vec::as_slice)
 }
 
 fn is_queued(record: &Value) -> bool {
@@ -244,14 +229,12 @@ fn is_queued(record: &Value) -> bool {
 
 /// The key begins with a capital in SNS events.
 fn source(record: &Value) -> Option<&str> {
-    record
-        .get("eventSource")
-        .or_else(|| record.get("EventSource"))
-        .and_then(Value::as_str)
+    let named = |name: &str| record[name].as_str();
+    named("eventSource").or_else(|| named("EventSource"))
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
-    value.get(field).and_then(Value::as_str).ok_or_else(|| {
+    value[field].as_str().ok_or_else(|| {
         Error::malformed(format!(
             "expected `{field}` in the message, but found {}",
             kind(value)
@@ -273,40 +256,33 @@ fn kind(value: &Value) -> String {
 
 /// An S3 record; `None` unless an object was created.
 fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
-    let name = record
-        .get("eventName")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    if !name.starts_with("ObjectCreated:") {
+    let name = record["eventName"].as_str();
+    if !name.is_some_and(|name| name.starts_with("ObjectCreated:")) {
         return Ok(None);
     }
-    let mut object = object(record.get("s3"), ["versionId", "eTag"], "the record of S3")?;
+    let mut object = object(&record["s3"], ["versionId", "eTag"], "the record of S3")?;
     object.url.key = decode(&object.url.key)?;
     Ok(Some(object))
 }
 
 /// An EventBridge event, whose keys are not encoded; `None` unless an object was created.
 fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
-    if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
+    if event["detail-type"] != "Object Created" {
         return Ok(None);
     }
-    object(
-        event.get("detail"),
-        ["version-id", "etag"],
-        "the EventBridge event",
-    )
-    .map(Some)
+    let names = ["version-id", "etag"];
+    object(&event["detail"], names, "the EventBridge event").map(Some)
 }
 
 /// The object that `place` describes in `details`; `names` are the fields with its version and its ETag.
-fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<ObjectEvent> {
-    let at = |pointer: &str| details?.pointer(pointer)?.as_str().map(str::to_owned);
-    let (Some(bucket), Some(key)) = (at("/bucket/name"), at("/object/key")) else {
+fn object(details: &Value, names: [&str; 2], place: &str) -> Result<ObjectEvent> {
+    let at = |part: &str, name: &str| details[part][name].as_str().map(str::to_owned);
+    let (Some(bucket), Some(key)) = (at("bucket", "name"), at("object", "key")) else {
         return Err(Error::malformed(format!(
             "expected a bucket and a key in {place}, but found none"
         )));
     };
-    let [version, etag] = names.map(|name| at(&format!("/object/{name}")));
+    let [version, etag] = names.map(|name| at("object", name));
     Ok(ObjectEvent {
         url: Url { bucket, key },
         version: version.filter(|version| version != "null"),

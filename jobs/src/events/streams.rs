@@ -236,16 +236,13 @@ impl StreamBatch {
         let arn = text(records.first(), "/eventSourceARN")?;
         let name = arn.split('/').nth(1).unwrap_or_default().to_owned();
         let record = |record: &Value| {
-            if record.get("eventName").and_then(Value::as_str) == Some("REMOVE") {
+            if record["eventName"] == "REMOVE" {
                 return Ok(None);
             }
-            let image = record
-                .pointer("/dynamodb/NewImage")
-                .and_then(Value::as_object)
-                .ok_or_else(|| {
-                    Error::invalid("expected `NewImage` in the records, but found none")
-                        .with_hint("choose the view type `NEW_IMAGE` or `NEW_AND_OLD_IMAGES`")
-                })?;
+            let image = record["dynamodb"]["NewImage"].as_object().ok_or_else(|| {
+                Error::invalid("expected `NewImage` in the records, but found none")
+                    .with_hint("choose the view type `NEW_IMAGE` or `NEW_AND_OLD_IMAGES`")
+            })?;
             let number = text(Some(record), "/dynamodb/SequenceNumber")?.to_owned();
             Ok(Some((
                 number,

@@ -95,13 +95,7 @@ struct SnowflakeRows {
 
 impl Snowflake {
     pub fn of(event: &Value) -> Result<Self> {
-        let fields = |name: &str| {
-            event
-                .get(name)
-                .and_then(Value::as_object)
-                .into_iter()
-                .flatten()
-        };
+        let fields = |name: &str| event[name].as_object().into_iter().flatten();
         let one = fields("headers").filter_map(|(name, value)| Some((name, value.as_str()?)));
         let several = fields("multiValueHeaders")
             .filter_map(|(name, values)| Some((name, values.get(0)?.as_str()?)));
@@ -109,15 +103,12 @@ impl Snowflake {
             .chain(one)
             .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
             .collect();
-        let body = event
-            .get("body")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let body = match event.get("isBase64Encoded").and_then(Value::as_bool) {
-            Some(true) => BASE64_STANDARD
+        let body = event["body"].as_str().unwrap_or_default();
+        let body = match event["isBase64Encoded"] == true {
+            true => BASE64_STANDARD
                 .decode(body)
                 .map_err(|_| Error::malformed("the body is not base64"))?,
-            _ => body.as_bytes().to_vec(),
+            false => body.as_bytes().to_vec(),
         };
         Ok(Self { headers, body })
     }
