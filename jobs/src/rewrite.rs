@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::{
     input::{
+        compression::unwritable,
         format::Format,
         opened::{BytesRead, OpenInput},
     },
@@ -78,11 +79,7 @@ pub fn rewrite(
             "expected CSV, JSON Lines, Parquet or text, but found requests",
         ));
     }
-    let mut write = |bytes: &[u8]| {
-        output
-            .write_all(bytes)
-            .map_err(Error::io("cannot write the output"))
-    };
+    let mut write = |bytes: &[u8]| output.write_all(bytes).map_err(unwritable);
     let gauge = BytesRead::default();
     if format.0 == Format::Text {
         let mut text = String::new();

@@ -638,7 +638,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let mut packer = Compression::Gzip.pack().unwrap();
-        packer.write_all(b"Call a@b.org\r\nor b@b.org.").unwrap();
+        packer
+            .append(|output| output.write_all(b"Call a@b.org\r\nor b@b.org."))
+            .unwrap();
         fs::write(at("a.txt.gz"), packer.finish().unwrap()).unwrap();
         let given = arguments(folder.path(), "a.txt.gz", "b.txt", Style::Label);
         run(&given, &Config::default()).unwrap();

@@ -10,7 +10,7 @@ use std::{
 
 use flate2::{bufread::GzDecoder, write::GzEncoder};
 
-use kivu::error::Error;
+use kivu::error::{Error, Result};
 
 /// Maximum ratio between a text's unpacked and packed size; outputs below [`MIN_CHECKED_BYTES`] are not checked.
 const MAX_RATIO: u64 = 400;
@@ -62,18 +62,23 @@ impl Compression {
     }
 
     /// An output encoder.
-    pub fn pack(self) -> io::Result<Packer> {
-        Ok(match self {
-            Self::None => Packer::None(Vec::new()),
-            Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(
+    pub fn pack(self) -> Result<Packer> {
+        let zstd = || {
+            let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
+            encoder.include_checksum(true)?;
+            Ok(Encoder::Zstd(encoder))
+        };
+        let encoder = match self {
+            Self::None => Encoder::None(Vec::new()),
+            Self::Gzip => Encoder::Gzip(Box::new(GzEncoder::new(
                 Vec::new(),
                 flate2::Compression::default(),
             ))),
-            Self::Zstd => {
-                let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
-                encoder.include_checksum(true)?;
-                Packer::Zstd(encoder)
-            }
+            Self::Zstd => zstd().map_err(unwritable)?,
+        };
+        Ok(Packer {
+            encoder,
+            buffer: Vec::new(),
         })
     }
 }
@@ -155,7 +160,13 @@ impl Read for Limited {
 }
 
 /// An encoder with its output in memory.
-pub enum Packer {
+pub struct Packer {
+    encoder: Encoder,
+    /// What is written before compression.
+    buffer: Vec<u8>,
+}
+
+enum Encoder {
     None(Vec<u8>),
     Gzip(Box<GzEncoder<Vec<u8>>>),
     Zstd(zstd::Encoder<'static, Vec<u8>>),
@@ -164,49 +175,39 @@ pub enum Packer {
 impl Packer {
     /// Output size so far, in bytes.
     pub fn size(&self) -> usize {
-        match self {
-            Self::None(bytes) => bytes.len(),
-            Self::Gzip(encoder) => encoder.get_ref().len(),
-            Self::Zstd(encoder) => encoder.get_ref().len(),
+        match &self.encoder {
+            Encoder::None(bytes) => bytes.len(),
+            Encoder::Gzip(encoder) => encoder.get_ref().len(),
+            Encoder::Zstd(encoder) => encoder.get_ref().len(),
         }
     }
 
-    /// Appends what `write` writes: directly if uncompressed, and otherwise through `buffer`.
-    pub fn append(
-        &mut self,
-        buffer: &mut Vec<u8>,
-        write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
-    ) -> io::Result<()> {
-        if let Self::None(target) = self {
-            return write(target);
-        }
+    /// Appends what `write` writes.
+    pub fn append(&mut self, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> Result<()> {
+        let Self { encoder, buffer } = self;
         buffer.clear();
-        write(buffer)?;
-        self.write_all(buffer)
+        let written = match encoder {
+            Encoder::None(target) => write(target),
+            Encoder::Gzip(encoder) => write(buffer).and_then(|()| encoder.write_all(buffer)),
+            Encoder::Zstd(encoder) => write(buffer).and_then(|()| encoder.write_all(buffer)),
+        };
+        written.map_err(unwritable)
     }
 
     /// The output, which is complete and can be appended to another output.
-    pub fn finish(self) -> io::Result<Vec<u8>> {
-        match self {
-            Self::None(bytes) => Ok(bytes),
-            Self::Gzip(encoder) => encoder.finish(),
-            Self::Zstd(encoder) => encoder.finish(),
-        }
+    pub fn finish(self) -> Result<Vec<u8>> {
+        let finished = match self.encoder {
+            Encoder::None(bytes) => Ok(bytes),
+            Encoder::Gzip(encoder) => encoder.finish(),
+            Encoder::Zstd(encoder) => encoder.finish(),
+        };
+        finished.map_err(unwritable)
     }
 }
 
-impl Write for Packer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::None(target) => target.write(bytes),
-            Self::Gzip(encoder) => encoder.write(bytes),
-            Self::Zstd(encoder) => encoder.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// The error for an output that cannot be written.
+pub fn unwritable(error: io::Error) -> Error {
+    Error::io("cannot write the output")(error)
 }
 
 #[cfg(test)]
@@ -219,7 +220,9 @@ mod tests {
             let mut file = Vec::new();
             for piece in ["first\n", "second\n"] {
                 let mut packer = compression.pack().unwrap();
-                packer.write_all(piece.as_bytes()).unwrap();
+                packer
+                    .append(|output| output.write_all(piece.as_bytes()))
+                    .unwrap();
                 file.extend(packer.finish().unwrap());
             }
             assert_eq!(Compression::of(&file), compression);

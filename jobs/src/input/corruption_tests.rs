@@ -122,7 +122,7 @@ fn packed(compression: Compression, contents: &[u8]) -> Vec<u8> {
     let (first, second) = contents.split_at(contents.len() / 3);
     let pack = |part: &[u8]| {
         let mut packer = compression.pack().unwrap();
-        packer.write_all(part).unwrap();
+        packer.append(|output| output.write_all(part)).unwrap();
         packer.finish().unwrap()
     };
     [pack(first), pack(second)].concat()

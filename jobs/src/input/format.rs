@@ -326,7 +326,10 @@ mod tests {
             )
         });
         let mut packer = Compression::Zstd.pack().unwrap();
-        std::io::Write::write_all(&mut packer, rows.collect::<String>().as_bytes()).unwrap();
+        let rows = rows.collect::<String>();
+        packer
+            .append(|output| output.write_all(rows.as_bytes()))
+            .unwrap();
         let packed = packer.finish().unwrap();
         assert!(packed.len() as u64 > ZSTD_HEAD_BYTES);
         assert_eq!(
@@ -397,7 +400,7 @@ mod tests {
         let twice = {
             let pack = |contents: &[u8]| {
                 let mut packer = Compression::Gzip.pack().unwrap();
-                std::io::Write::write_all(&mut packer, contents).unwrap();
+                packer.append(|output| output.write_all(contents)).unwrap();
                 packer.finish().unwrap()
             };
             pack(&pack(b"text\na\n"))

@@ -56,9 +56,7 @@ impl Shape {
 
     /// An encoder with the output's compression.
     pub fn packer(&self) -> Result<Packer> {
-        self.compression
-            .pack()
-            .map_err(Error::io("cannot write the output"))
+        self.compression.pack()
     }
 
     /// A piece writer; a CSV file's first piece has the header.
@@ -537,7 +535,7 @@ mod tests {
 
     fn packed(compression: Compression, contents: &[u8]) -> Vec<u8> {
         let mut packer = compression.pack().unwrap();
-        packer.write_all(contents).unwrap();
+        packer.append(|output| output.write_all(contents)).unwrap();
         packer.finish().unwrap()
     }
 

@@ -6,7 +6,7 @@ use super::{
     answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, pieces::Pieces,
     progress_object::ProgressObject, report::Progress,
 };
-use crate::{rows::Rows, sink::SinkWriter};
+use crate::{input::compression::unwritable, rows::Rows, sink::SinkWriter};
 use kivu::{
     error::{Error, Result},
     telemetry::job::record_rows,
@@ -160,6 +160,5 @@ impl Writer {
 }
 
 fn append(file: &mut File, bytes: &[u8]) -> Result<()> {
-    file.write_all(bytes)
-        .map_err(Error::io("cannot write the output"))
+    file.write_all(bytes).map_err(unwritable)
 }

@@ -234,8 +234,6 @@ fn message(error: &serde_json::Error) -> String {
 pub struct JsonLinesWriter {
     target: Packer,
     columns: Columns,
-    /// Buffer for a line before compression.
-    buffer: Vec<u8>,
     names: BTreeSet<String>,
 }
 
@@ -247,7 +245,6 @@ impl JsonLinesWriter {
         Self {
             target,
             columns,
-            buffer: Vec::new(),
             names: BTreeSet::new(),
         }
     }
@@ -261,14 +258,10 @@ impl RowWriter for JsonLinesWriter {
         let Self {
             target,
             columns,
-            buffer,
             names,
         } = self;
         for (line, result) in lines.iter().zip(results) {
-            let written = target.append(buffer, |output| {
-                write_line(output, line, columns, result, names)
-            });
-            written.map_err(Error::io("cannot write the output"))?;
+            target.append(|output| write_line(output, line, columns, result, names))?;
         }
         Ok(())
     }
@@ -282,12 +275,7 @@ impl RowWriter for JsonLinesWriter {
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
-        Ok((
-            self.target
-                .finish()
-                .map_err(Error::io("cannot write the output"))?,
-            None,
-        ))
+        Ok((self.target.finish()?, None))
     }
 }
 
@@ -369,12 +357,12 @@ fn open_malformed(target: &mut Vec<u8>, line: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::answer::score_column;
+    use crate::{input::compression::Compression, output::answer::score_column};
 
     fn written(text: &str) -> String {
         let contents = io::Cursor::new(text.as_bytes().to_vec());
         let mut reader = JsonLinesReader::new(contents, None).unwrap();
-        let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), score_column());
+        let mut writer = JsonLinesWriter::new(Compression::None.pack().unwrap(), score_column());
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
             let mut results: Vec<RowResult> = texts
                 .into_iter()

@@ -115,7 +115,6 @@ impl RowReader for RequestReader {
 /// Writes responses, which are lines.
 pub struct RequestWriter {
     target: Packer,
-    buffer: Vec<u8>,
     columns: BTreeSet<String>,
 }
 
@@ -123,7 +122,6 @@ impl RequestWriter {
     pub fn new(target: Packer) -> Self {
         Self {
             target,
-            buffer: Vec::new(),
             columns: BTreeSet::new(),
         }
     }
@@ -142,12 +140,11 @@ impl RowWriter for RequestWriter {
             let line = line.ok_or_else(|| {
                 Error::inference("expected a response per request, but found none")
             })?;
-            let written = self.target.append(&mut self.buffer, |output| {
+            self.target.append(|output| {
                 output.extend_from_slice(line.as_bytes());
                 output.push(b'\n');
                 Ok(())
-            });
-            written.map_err(Error::io("cannot write the output"))?;
+            })?;
         }
         Ok(())
     }
@@ -161,12 +158,7 @@ impl RowWriter for RequestWriter {
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
-        Ok((
-            self.target
-                .finish()
-                .map_err(Error::io("cannot write the output"))?,
-            None,
-        ))
+        Ok((self.target.finish()?, None))
     }
 }
 

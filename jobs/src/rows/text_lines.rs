@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        input::compression::Packer,
+        input::compression::Compression,
         output::answer::{Cell, RowResult, score_column},
         rows::{CsvWriter, JsonLinesWriter, RowWriter},
     };
@@ -153,7 +153,7 @@ mod tests {
 
     fn written(delimiter: Option<u8>) -> String {
         let mut reader = TextReader::new(Cursor::new(FILE), delimiter).unwrap();
-        let target = Packer::None(Vec::new());
+        let target = Compression::None.pack().unwrap();
         let mut writer: Box<dyn RowWriter> = match reader.head() {
             Head::Csv(header) => {
                 Box::new(CsvWriter::new(target, &header, score_column(), true).unwrap())

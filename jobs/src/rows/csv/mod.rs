@@ -175,8 +175,6 @@ impl RowReader for CsvReader {
 
 pub struct CsvWriter {
     target: Packer,
-    /// Buffer for rows before compression.
-    buffer: Vec<u8>,
     header: CsvHeader,
     /// The output's dialect.
     dialect: Dialect,
@@ -200,7 +198,6 @@ impl CsvWriter {
         let names = header.answers(&columns).collect();
         let mut writer = Self {
             target,
-            buffer: Vec::new(),
             splitter: Splitter::new(&header.dialect, header.names.len(), 1),
             dialect,
             header: header.clone(),
@@ -218,10 +215,10 @@ impl CsvWriter {
             header,
             dialect,
             columns,
-            buffer,
+            target,
             ..
         } = self;
-        let written = self.target.append(buffer, |output| {
+        target.append(|output| {
             let is_converted = header.dialect.delimiter != dialect.delimiter;
             if !is_converted {
                 output.extend_from_slice(&header.start);
@@ -244,8 +241,7 @@ impl CsvWriter {
                 output.extend_from_slice(&header.line_end);
             }
             Ok(())
-        });
-        written.map_err(Error::io("cannot write the output"))
+        })
     }
 }
 
@@ -264,7 +260,6 @@ impl RowWriter for CsvWriter {
         };
         let Self {
             target,
-            buffer,
             header,
             dialect,
             splitter,
@@ -272,7 +267,7 @@ impl RowWriter for CsvWriter {
             ..
         } = self;
         for (row, result) in rows.iter().zip(results) {
-            let written = target.append(buffer, |output| {
+            target.append(|output| {
                 write_fields(row, header, dialect, splitter, output);
                 write_result(result, columns, dialect, output);
                 match &row.bytes[row.content..] {
@@ -280,15 +275,13 @@ impl RowWriter for CsvWriter {
                     line_end => output.extend_from_slice(line_end),
                 }
                 Ok(())
-            });
-            written.map_err(Error::io("cannot write the output"))?;
+            })?;
         }
         Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
-        let written = self.target.finish();
-        Ok((written.map_err(Error::io("cannot write the output"))?, None))
+        Ok((self.target.finish()?, None))
     }
 }
 
