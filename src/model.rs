@@ -28,7 +28,7 @@ pub use self::catalog::{Catalog, Entry, ModelLease, ModelState};
 use self::loaded::{Listed, Loaded, Placement, engine, load_natively};
 pub use self::{
     incoming::IncomingModel,
-    pipeline::Pipeline,
+    pipeline::{EncoderPipeline, Pipeline},
     settings::{FleetSettings, ModelSettings},
 };
 use crate::repository::{Bundle, Manifest};

@@ -152,19 +152,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
             .map_or(Ok(()), |verification| verification.finish())?;
         let (local, arithmetic) = opened?;
         mapped.map_or(Ok(()), |mapped| mapped.require_loaded())?;
-        let (route, label_encoder) = match local {
-            Local::Encoder(backend, labels) => {
-                let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
-                (
-                    LoadedRoute::Encoder(route.with_engine(engine(config, manifest))),
-                    labels,
-                )
-            }
-            Local::Seq2Seq(backend) => (
-                LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)),
-                None,
-            ),
-        };
+        let (route, label_encoder) = local.route(fleet, manifest, engine(config, manifest));
         Ok(Loaded {
             tokenizers,
             route,

@@ -13,7 +13,7 @@ use kivu_base::{
 };
 use kivu_core::{
     backend::{
-        Engine, MappedFiles, Signature,
+        Engine, MappedFiles, RemoteSource, Signature,
         encoder::EncoderBackend,
         external_files::require_known_files,
         native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
@@ -108,6 +108,27 @@ pub enum Local {
     /// With the encoder for labels, if there is one.
     Encoder(Arc<dyn EncoderBackend>, Option<Arc<dyn EncoderBackend>>),
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
+}
+
+impl Local {
+    /// The route to these graphs in `engine` or to the model on a fleet, and the encoder for labels.
+    pub fn route(
+        self,
+        fleet: Option<Arc<dyn RemoteSource>>,
+        manifest: &Manifest,
+        engine: Engine,
+    ) -> (LoadedRoute, Option<Arc<dyn EncoderBackend>>) {
+        match self {
+            Self::Encoder(backend, labels) => {
+                let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
+                (LoadedRoute::Encoder(route.with_engine(engine)), labels)
+            }
+            Self::Seq2Seq(backend) => {
+                let route = Route::seq2seq(Some(backend), fleet);
+                (LoadedRoute::Seq2Seq(route), None)
+            }
+        }
+    }
 }
 
 /// Reads a bundle's tokenizers, and its other files that tasks need.
@@ -274,19 +295,7 @@ pub fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     require_native(config, manifest)?;
     let tokenizers = read_tokenizers(bundle, None)?;
     let (local, arithmetic) = open_natively(bundle, config, None)?;
-    let (route, label_encoder) = match local {
-        Local::Encoder(backend, labels) => {
-            let route = Route::encoder(Some(backend), None, manifest.signature.clone());
-            (
-                LoadedRoute::Encoder(route.with_engine(Engine::Native)),
-                labels,
-            )
-        }
-        Local::Seq2Seq(backend) => (
-            LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), None)),
-            None,
-        ),
-    };
+    let (route, label_encoder) = local.route(None, manifest, Engine::Native);
     Ok(Loaded {
         tokenizers,
         route,

@@ -2,26 +2,22 @@ use std::sync::Arc;
 
 use super::loaded::{Loaded, LoadedRoute, Tokenizers};
 use crate::repository::{Manifest, TaskSettings};
-use kivu_base::error::Result;
+use kivu_base::error::{Error, Result};
 use kivu_core::{
-    backend::Deadline,
+    backend::{Deadline, routing::Route},
     pipeline::{
         Task,
         classification::{
-            ClassificationPipeline, ClassificationSettings,
-            label_scores::{LabelScoresPipeline, LabelScoresSettings},
-            label_vectors::LabelEncoder,
-            listwise::{ListwisePipeline, ListwiseSettings},
-            ranking::RankingPipeline,
-            zero_shot::ZeroShotPipeline,
+            ClassificationPipeline, label_scores::LabelScoresPipeline, label_vectors::LabelEncoder,
+            listwise::ListwisePipeline, ranking::RankingPipeline, zero_shot::ZeroShotPipeline,
         },
-        embedding::{EmbeddingPipeline, EmbeddingSettings},
+        embedding::EmbeddingPipeline,
         encoder::Encoder,
         entities::{
-            token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
-            zero_shot_entities::{ZeroShotEntitiesPipeline, ZeroShotEntitiesSettings},
+            token_classification::TokenClassificationPipeline,
+            zero_shot_entities::ZeroShotEntitiesPipeline,
         },
-        seq2seq::{Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
+        seq2seq::{Seq2SeqParts, Seq2SeqPipeline},
     },
 };
 use kivu_text::Tokenizer;
@@ -155,6 +151,33 @@ impl Pipeline {
         self.encoder().err()
     }
 
+    /// The model that computes vectors or scores; the pipeline of a model that generates texts.
+    pub fn encoder_pipeline(&self) -> Result<EncoderPipeline, &Seq2SeqPipeline> {
+        Ok(match self {
+            Self::Embedding(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
+            | Self::Ranking(RankingPipeline::Embedding(pipeline)) => {
+                EncoderPipeline::Embedding(pipeline.clone())
+            }
+            Self::Classification(pipeline)
+            | Self::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
+            | Self::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
+                EncoderPipeline::Classification(pipeline.clone())
+            }
+            Self::Ranking(RankingPipeline::Listwise(pipeline)) => {
+                EncoderPipeline::Listwise(pipeline.clone())
+            }
+            Self::TokenClassification(pipeline) => {
+                EncoderPipeline::TokenClassification(pipeline.clone())
+            }
+            Self::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => {
+                EncoderPipeline::LabelScores(pipeline.clone())
+            }
+            Self::ZeroShotEntities(pipeline) => EncoderPipeline::ZeroShotEntities(pipeline.clone()),
+            Self::Translation(pipeline) | Self::TextToText(pipeline) => return Err(pipeline),
+        })
+    }
+
     /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
     pub fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
         let Tokenizers {
@@ -165,108 +188,123 @@ impl Pipeline {
             query_weights,
             labels,
         } = loaded.tokenizers;
-        let max_tokens = |own: usize| own.min(limit.unwrap_or(usize::MAX));
-        let route = match loaded.route {
-            LoadedRoute::Encoder(route) => route,
-            LoadedRoute::Seq2Seq(route) => {
-                let own = manifest.settings.seq2seq();
-                let own = own.ok_or_else(|| manifest.lacks_settings())?;
-                let own = Seq2SeqSettings {
-                    max_tokens: max_tokens(own.max_tokens),
-                    ..own.clone()
-                };
+        let settings = manifest.settings.clone();
+        let settings = settings.limited_to(limit.unwrap_or(usize::MAX));
+        let (route, settings) = match (loaded.route, settings) {
+            (LoadedRoute::Encoder(route), settings) => (route, settings),
+            (LoadedRoute::Seq2Seq(route), TaskSettings::Seq2Seq(settings)) => {
                 let parts = Seq2SeqParts {
                     tokenizer,
                     target,
                     shortlist,
                     route,
                 };
-                let pipeline = Seq2SeqPipeline::new(parts, own)?;
+                let pipeline = Seq2SeqPipeline::new(parts, *settings)?;
                 return Ok(match manifest.task {
                     Task::Translation => Self::Translation(pipeline),
                     _ => Self::TextToText(pipeline),
                 });
             }
+            _ => return Err(manifest.lacks_settings()),
         };
-        let embedding = |own: &EmbeddingSettings| {
-            let own = EmbeddingSettings {
-                max_tokens: max_tokens(own.max_tokens),
-                ..own.clone()
-            };
-            let pipeline = EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), own)?;
-            Ok(pipeline
-                .with_ranges(ranges.clone())
-                .with_query_weights(query_weights.clone()))
+        let encoder = settings.label_encoder().zip(labels);
+        let labels = encoder
+            .zip(loaded.label_encoder)
+            .map(|((own, tokenizer), backend)| LabelEncoder::new(tokenizer, backend, own))
+            .transpose()?;
+        let with_files = |pipeline: EmbeddingPipeline| {
+            let pipeline = pipeline.with_ranges(ranges);
+            pipeline.with_query_weights(query_weights)
         };
-        let classification = |own: &ClassificationSettings| {
-            let own = ClassificationSettings {
-                max_tokens: max_tokens(own.max_tokens),
-                ..own.clone()
-            };
-            ClassificationPipeline::new(Arc::clone(&tokenizer), route.clone(), own)
-        };
-        Ok(match (manifest.task, &manifest.settings) {
-            (Task::FeatureExtraction, TaskSettings::Embedding(own)) => {
-                Self::Embedding(embedding(own)?)
+        let encoder = EncoderPipeline::new(tokenizer, route, settings, labels)?;
+        Ok(match (manifest.task, encoder) {
+            (Task::FeatureExtraction, EncoderPipeline::Embedding(own)) => {
+                Self::Embedding(with_files(own))
             }
-            (Task::TextClassification, TaskSettings::Classification(own)) => {
-                Self::Classification(classification(own)?)
+            (Task::TextRanking, EncoderPipeline::Embedding(own)) => {
+                Self::Ranking(RankingPipeline::Embedding(with_files(own)))
             }
-            (Task::TokenClassification, TaskSettings::ZeroShotEntities(own)) => {
-                let own = ZeroShotEntitiesSettings {
-                    max_tokens: max_tokens(own.max_tokens),
-                    ..own.clone()
-                };
-                let encoder = own
-                    .label_encoder
-                    .as_ref()
-                    .zip(labels)
-                    .zip(loaded.label_encoder);
-                let encoder = encoder
-                    .map(|((own, tokenizer), backend)| LabelEncoder::new(tokenizer, backend, own))
-                    .transpose()?;
-                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(
-                    tokenizer, route, own, encoder,
-                )?)
+            (Task::ZeroShotClassification, EncoderPipeline::Embedding(own)) => {
+                Self::ZeroShot(ZeroShotPipeline::embedding(with_files(own)))
             }
-            (Task::TokenClassification, TaskSettings::TokenClassification(own)) => {
-                let own = TokenClassificationSettings {
-                    max_tokens: max_tokens(own.max_tokens),
-                    ..own.clone()
-                };
-                Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, route, own)?)
+            (Task::TextClassification, EncoderPipeline::Classification(own)) => {
+                Self::Classification(own)
             }
-            (Task::TextRanking, TaskSettings::Embedding(own)) => {
-                Self::Ranking(RankingPipeline::Embedding(embedding(own)?))
+            (Task::TextRanking, EncoderPipeline::Classification(own)) => {
+                Self::Ranking(RankingPipeline::cross_encoder(own)?)
             }
-            (Task::TextRanking, TaskSettings::Classification(own)) => {
-                Self::Ranking(RankingPipeline::cross_encoder(classification(own)?)?)
+            (Task::ZeroShotClassification, EncoderPipeline::Classification(own)) => {
+                Self::ZeroShot(ZeroShotPipeline::entailment(own)?)
             }
-            (Task::TextRanking, TaskSettings::Listwise(own)) => {
-                let own = ListwiseSettings {
-                    max_tokens: max_tokens(own.max_tokens),
-                    ..own.clone()
-                };
-                Self::Ranking(RankingPipeline::Listwise(ListwisePipeline::new(
-                    tokenizer, route, own,
-                )?))
+            (Task::TextRanking, EncoderPipeline::Listwise(own)) => {
+                Self::Ranking(RankingPipeline::Listwise(own))
             }
-            (Task::ZeroShotClassification, TaskSettings::Embedding(own)) => {
-                Self::ZeroShot(ZeroShotPipeline::embedding(embedding(own)?))
+            (Task::TokenClassification, EncoderPipeline::TokenClassification(own)) => {
+                Self::TokenClassification(own)
             }
-            (Task::ZeroShotClassification, TaskSettings::Classification(own)) => {
-                Self::ZeroShot(ZeroShotPipeline::entailment(classification(own)?)?)
+            (Task::TokenClassification, EncoderPipeline::ZeroShotEntities(own)) => {
+                Self::ZeroShotEntities(own)
             }
-            (Task::ZeroShotClassification, TaskSettings::LabelScores(own)) => {
-                let own = LabelScoresSettings {
-                    max_tokens: max_tokens(own.max_tokens),
-                    ..own.clone()
-                };
-                Self::ZeroShot(ZeroShotPipeline::Labels(LabelScoresPipeline::new(
-                    tokenizer, route, own,
-                )?))
+            (Task::ZeroShotClassification, EncoderPipeline::LabelScores(own)) => {
+                Self::ZeroShot(ZeroShotPipeline::Labels(own))
             }
             _ => return Err(manifest.lacks_settings()),
+        })
+    }
+}
+
+/// A model that computes vectors or scores, by its settings.
+#[derive(Clone, Debug)]
+pub enum EncoderPipeline {
+    /// Embeds texts.
+    Embedding(EmbeddingPipeline),
+    /// Scores a text, or a pair of texts, for the model's own labels.
+    Classification(ClassificationPipeline),
+    /// Scores texts that it reads together with a query.
+    Listwise(ListwisePipeline),
+    /// Scores tokens for the model's own labels.
+    TokenClassification(TokenClassificationPipeline),
+    /// Scores texts for labels that the model reads with them.
+    LabelScores(LabelScoresPipeline),
+    /// Scores spans for labels that the model reads with the text or on their own.
+    ZeroShotEntities(ZeroShotEntitiesPipeline),
+}
+
+impl EncoderPipeline {
+    /// Joins a tokenizer and a model. `labels` reads labels, if the settings name an encoder for them.
+    ///
+    /// # Errors
+    /// The model's signature differs from the settings, or they are for a model that generates texts.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        route: impl Into<Route>,
+        settings: TaskSettings,
+        labels: Option<LabelEncoder>,
+    ) -> Result<Self> {
+        Ok(match settings {
+            TaskSettings::Embedding(own) => {
+                Self::Embedding(EmbeddingPipeline::new(tokenizer, route, own)?)
+            }
+            TaskSettings::Classification(own) => {
+                Self::Classification(ClassificationPipeline::new(tokenizer, route, own)?)
+            }
+            TaskSettings::Listwise(own) => {
+                Self::Listwise(ListwisePipeline::new(tokenizer, route, own)?)
+            }
+            TaskSettings::TokenClassification(own) => {
+                Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, route, own)?)
+            }
+            TaskSettings::LabelScores(own) => {
+                Self::LabelScores(LabelScoresPipeline::new(tokenizer, route, own)?)
+            }
+            TaskSettings::ZeroShotEntities(own) => Self::ZeroShotEntities(
+                ZeroShotEntitiesPipeline::new(tokenizer, route, own, labels)?,
+            ),
+            TaskSettings::Seq2Seq(_) => {
+                return Err(Error::model(
+                    "expected an encoder, but found a model that generates texts",
+                ));
+            }
         })
     }
 }

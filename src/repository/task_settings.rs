@@ -68,6 +68,21 @@ impl TaskSettings {
         }
     }
 
+    /// The same settings for inputs with at most `limit` tokens.
+    pub fn limited_to(mut self, limit: usize) -> Self {
+        let max_tokens = match &mut self {
+            Self::Embedding(settings) => &mut settings.max_tokens,
+            Self::Classification(settings) => &mut settings.max_tokens,
+            Self::Listwise(settings) => &mut settings.max_tokens,
+            Self::TokenClassification(settings) => &mut settings.max_tokens,
+            Self::LabelScores(settings) => &mut settings.max_tokens,
+            Self::ZeroShotEntities(settings) => &mut settings.max_tokens,
+            Self::Seq2Seq(settings) => &mut settings.max_tokens,
+        };
+        *max_tokens = limit.min(*max_tokens);
+        self
+    }
+
     /// An embedding model's settings, for any task.
     pub fn embedding(&self) -> Option<&EmbeddingSettings> {
         match self {

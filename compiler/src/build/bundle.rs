@@ -23,7 +23,7 @@ use crate::{
         compare::{is_better, note, qualities},
         cost::{self, Comparison},
         pairs,
-        served::{Answers, EncoderParts, ServedEncoder, open_native},
+        served::{self, Answers, EncoderParts, open_native},
     },
     quantize::{
         layer_calibration::{CALIBRATION_TEXTS, Calibration, MIN_PRODUCTS},
@@ -35,6 +35,7 @@ use crate::{
 use kivu::{
     backend::{Engine, Signature},
     error::{Error, Result},
+    model::EncoderPipeline,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},
     repository::{
@@ -202,7 +203,7 @@ struct Measured {
 
 /// A written encoder and its quality.
 struct MeasuredEncoder {
-    model: ServedEncoder,
+    model: EncoderPipeline,
     measured: Measured,
     /// The sample texts' document vectors or scores, if the quality was measured.
     documents: Option<Vec<Vec<f32>>>,
@@ -426,8 +427,8 @@ impl<'a> Model<'a> {
             ));
         }
         let calibration = Calibration::record(model, precision, |backend| {
-            ServedEncoder::with_backend(parts, folder, Engine::Native, backend)?
-                .run(CALIBRATION_TEXTS)
+            let model = served::with_backend(parts, folder, Engine::Native, backend)?;
+            served::run(&model, CALIBRATION_TEXTS)
         })?;
         if !calibration.is_sufficient() {
             let tokens = calibration.tokens();
@@ -501,8 +502,8 @@ impl<'a> Model<'a> {
     ) -> Result<MeasuredEncoder> {
         let [engine, of_fp32] = [precision, Precision::Fp32].map(|it| self.engine(it));
         let progress = self.build.progress;
-        let model = ServedEncoder::open(parts, &graphs.folder, engine)?;
-        model.check(&self.texts)?;
+        let model = served::open(parts, &graphs.folder, engine)?;
+        served::check(&model, &self.texts)?;
         let (mut measured, mut documents) = (Measured::default(), None);
         if let Some(Reference {
             graphs: of_reference,
@@ -514,10 +515,12 @@ impl<'a> Model<'a> {
             progress.stage("measure the quality", forms * self.texts.count());
             let reference = match answers.take() {
                 Some(answers) => answers,
-                None => ServedEncoder::open(parts, &of_reference.folder, of_fp32)?
-                    .measure(&self.texts, progress)?,
+                None => {
+                    let reference = served::open(parts, &of_reference.folder, of_fp32)?;
+                    served::measure(&reference, &self.texts, progress)?
+                }
             };
-            let built = model.measure(&self.texts, progress)?;
+            let built = served::measure(&model, &self.texts, progress)?;
             let bytes = [of_reference.bytes, graphs.bytes];
             measured.comparison = Some(Comparison::new(
                 bytes,
@@ -543,7 +546,7 @@ impl<'a> Model<'a> {
             mut measured,
             documents,
         } = encoder;
-        if let ServedEncoder::Embedding(pipeline) = &model
+        if let EncoderPipeline::Embedding(pipeline) = &model
             && pipeline.settings().dense.is_some()
             && self.task == Task::FeatureExtraction
         {
@@ -559,13 +562,13 @@ impl<'a> Model<'a> {
     fn measure_pairs(
         &self,
         parts: EncoderParts<'_>,
-        model: &ServedEncoder,
+        model: &EncoderPipeline,
         own: &Pairs,
     ) -> Result<PairQuality> {
         let progress = self.build.progress;
         let reference = self.reference.as_ref().map(|Reference { graphs, .. }| {
             pairs::figures(
-                &ServedEncoder::open(parts, &graphs.folder, self.engine(Precision::Fp32))?,
+                &served::open(parts, &graphs.folder, self.engine(Precision::Fp32))?,
                 own,
                 progress,
             )

@@ -18,7 +18,7 @@ use crate::{
     },
     quality::{
         Texts,
-        served::{EncoderParts, ServedEncoder},
+        served::{self, EncoderParts},
     },
     quantize::{layer_forms::LayerForms, transpose},
 };
@@ -229,8 +229,8 @@ fn run(
     engine: Engine,
     texts: &Texts,
 ) -> Result<Vec<Vec<f32>>> {
-    let model = ServedEncoder::open(parts, folder, engine)?;
-    Ok(model.measure(texts, &())?.values())
+    let model = served::open(parts, folder, engine)?;
+    Ok(served::measure(&model, texts, &())?.values())
 }
 
 #[cfg(test)]

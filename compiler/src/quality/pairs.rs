@@ -12,12 +12,13 @@ use super::{
     answer::Answer,
     correlation::{BestThreshold, best_threshold, spearman},
     samples::{LabelledTexts, Pairs},
-    served::{ServedEncoder, TIMEOUT, TRUNCATION, fitting, in_parts, search_vectors},
+    served::{TIMEOUT, TRUNCATION, fitting, in_parts, search_vectors},
 };
 use crate::plan::progress::Progress;
 use kivu::{
     backend::Deadline,
     error::{Error, Result, quoted},
+    model::EncoderPipeline,
     pipeline::{
         Input,
         classification::{
@@ -99,7 +100,7 @@ pub enum PairFigures {
 
 /// An encoder's results on pairs, with one `progress` step per text or pair that it reads.
 pub fn figures(
-    encoder: &ServedEncoder,
+    encoder: &EncoderPipeline,
     pairs: &Pairs,
     progress: &dyn Progress,
 ) -> Result<PairFigures> {
@@ -108,11 +109,11 @@ pub fn figures(
     }
     match (encoder, pairs) {
         (_, Pairs::References(_)) => Err(unfit(pairs, "a model that generates texts")),
-        (ServedEncoder::Classification(pipeline), _) if pipeline.settings().labels.len() > 1 => {
+        (EncoderPipeline::Classification(pipeline), _) if pipeline.settings().labels.len() > 1 => {
             Err(unfit(pairs, "a model that compares two texts"))
         }
         (
-            ServedEncoder::Embedding(_) | ServedEncoder::Classification(_),
+            EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_),
             Pairs::Scores(pairs, expected),
         ) => {
             let scores = similarities(encoder, pairs, progress)?;
@@ -121,7 +122,7 @@ pub fn figures(
             })
         }
         (
-            ServedEncoder::Embedding(_) | ServedEncoder::Classification(_),
+            EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_),
             Pairs::Labels(pairs, labels),
         ) => {
             let is_positive = positive(labels)?;
@@ -132,7 +133,7 @@ pub fn figures(
             })
         }
         (
-            ServedEncoder::Embedding(_) | ServedEncoder::Classification(_),
+            EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_),
             Pairs::Passages(pairs),
         ) => Ok(PairFigures::Passages {
             recall_at_10: recall(encoder, pairs, progress)?,
@@ -172,7 +173,7 @@ impl Verdicts {
     /// # Errors
     /// The model does not have one of the expected labels.
     pub fn of(
-        encoder: &ServedEncoder,
+        encoder: &EncoderPipeline,
         pairs: &Pairs,
         progress: &dyn Progress,
     ) -> Result<Option<Self>> {
@@ -189,14 +190,14 @@ impl Verdicts {
                 Self::new(asked.labels.as_slice(), labels, scores).map(Some)
             }
             (
-                ServedEncoder::Classification(pipeline),
+                EncoderPipeline::Classification(pipeline),
                 Pairs::LabelledTexts(LabelledTexts { texts, labels, .. }),
             ) => {
                 let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
                 let scores = || scores(pipeline, &inputs, progress);
                 Self::new(&pipeline.settings().labels, labels, scores).map(Some)
             }
-            (ServedEncoder::Classification(pipeline), Pairs::Labels(pairs, labels))
+            (EncoderPipeline::Classification(pipeline), Pairs::Labels(pairs, labels))
                 if pipeline.settings().labels.len() > 1 =>
             {
                 let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
@@ -254,15 +255,17 @@ impl Verdicts {
 
 /// A zero-shot model's scores for the labels that it is asked for.
 fn chosen(
-    encoder: &ServedEncoder,
+    encoder: &EncoderPipeline,
     asked: &ZeroShotOptions,
     texts: &[String],
     progress: &dyn Progress,
 ) -> Result<Vec<Vec<f32>>> {
     let pipeline = match encoder {
-        ServedEncoder::Embedding(pipeline) => ZeroShotPipeline::embedding(pipeline.clone()),
-        ServedEncoder::Classification(pipeline) => ZeroShotPipeline::entailment(pipeline.clone())?,
-        ServedEncoder::LabelScores(pipeline) => ZeroShotPipeline::Labels(pipeline.clone()),
+        EncoderPipeline::Embedding(pipeline) => ZeroShotPipeline::embedding(pipeline.clone()),
+        EncoderPipeline::Classification(pipeline) => {
+            ZeroShotPipeline::entailment(pipeline.clone())?
+        }
+        EncoderPipeline::LabelScores(pipeline) => ZeroShotPipeline::Labels(pipeline.clone()),
         _ => {
             return Err(Error::model(
                 "expected a zero-shot classifier, but found another model",
@@ -323,13 +326,13 @@ fn positive(labels: &[String]) -> Result<Vec<bool>> {
 
 /// The similarity within each pair.
 fn similarities(
-    encoder: &ServedEncoder,
+    encoder: &EncoderPipeline,
     pairs: &[[String; 2]],
     progress: &dyn Progress,
 ) -> Result<Vec<f32>> {
     let pipeline = match encoder {
-        ServedEncoder::Embedding(pipeline) => pipeline,
-        ServedEncoder::Classification(pipeline) => {
+        EncoderPipeline::Embedding(pipeline) => pipeline,
+        EncoderPipeline::Classification(pipeline) => {
             let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
             return Ok(scores(pipeline, &inputs, progress)?.concat());
         }
@@ -367,7 +370,11 @@ fn similarities(
 }
 
 /// Share of questions whose passage is among the ten best ones in the file.
-fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progress) -> Result<f64> {
+fn recall(
+    encoder: &EncoderPipeline,
+    pairs: &[[String; 2]],
+    progress: &dyn Progress,
+) -> Result<f64> {
     let passages: Vec<&String> = pairs
         .iter()
         .map(|[_, passage]| passage)
@@ -384,7 +391,7 @@ fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progres
     };
     let mut right = 0;
     match encoder {
-        ServedEncoder::Embedding(pipeline) => {
+        EncoderPipeline::Embedding(pipeline) => {
             progress.stage("read the pairs", pairs.len() + passages.len());
             let questions = pairs.iter().map(|[question, _]| question);
             let questions = Vectors::new(pipeline, questions, Some(TextRole::Query), progress)?;
@@ -401,7 +408,7 @@ fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progres
                 right += usize::from(scores.is_some_and(|scores| found(&scores, passage)));
             }
         }
-        ServedEncoder::Classification(pipeline) => {
+        EncoderPipeline::Classification(pipeline) => {
             if pairs.len() > MAX_QUESTIONS {
                 return Err(Error::config(format!(
                     "expected at most {MAX_QUESTIONS} questions for a model that reads each one with each passage, but found \

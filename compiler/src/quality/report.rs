@@ -9,13 +9,13 @@ use super::{
     pairs::{self, PairFigures, PairQuality},
     peer::PeerVectors,
     samples::{Pairs, Samples},
-    served::{Answers, ServedEncoder},
+    served::{self, Answers},
     step_comparison,
 };
 use crate::{build::calibration, plan::progress::Progress};
 use kivu::{
     error::{Error, Result, quoted},
-    model::Model,
+    model::{EncoderPipeline, Model},
     pipeline::{
         Task,
         embedding::{EmbeddingPipeline, EmbeddingSettings, VectorKind},
@@ -97,7 +97,7 @@ pub fn measure(
         Other::Model(other) => format!("{}, {}", other.name, other.manifest.weights.precision),
         Other::Vectors(path, _) => path.display().to_string(),
     });
-    match ServedEncoder::of(&model.pipeline) {
+    match model.pipeline.encoder_pipeline() {
         Ok(encoder) => measure_encoder(model, &encoder, other, samples, progress, &mut report)?,
         Err(generator) => {
             measure_generator(model, generator, other, samples, progress, &mut report)?
@@ -133,7 +133,7 @@ pub fn measure(
 
 fn measure_encoder(
     model: &Model,
-    encoder: &ServedEncoder,
+    encoder: &EncoderPipeline,
     other: Option<Other<'_>>,
     samples: &Samples,
     progress: &dyn Progress,
@@ -147,18 +147,18 @@ fn measure_encoder(
             let peer = PeerVectors::open(path, samples.texts.as_ref(), parquet)?;
             require_dimensions(settings, peer.dimensions, path)?;
             progress.stage("measure the quality", peer.texts.count());
-            let own = encoder.measure(&peer.texts, progress)?.first_output();
+            let own = served::measure(encoder, &peer.texts, progress)?.first_output();
             Some([Answers::of(peer.answers), own])
         }
         Some(Other::Model(other)) => {
-            let found =
-                ServedEncoder::of(&other.pipeline).map_err(|_| different_tasks(model, other))?;
+            let found = other.pipeline.encoder_pipeline();
+            let found = found.map_err(|_| different_tasks(model, other))?;
             require_comparable(settings, &other.manifest.settings)
                 .map_err(|reason| reason.unwrap_or_else(|| different_tasks(model, other)))?;
             let texts = samples.texts.clone().unwrap_or_default();
             progress.stage("measure the quality", 2 * texts.count());
-            let reference = found.measure(&texts, progress)?;
-            let own = encoder.measure(&texts, progress)?;
+            let reference = served::measure(&found, &texts, progress)?;
+            let own = served::measure(encoder, &texts, progress)?;
             if !reference.has_sizes_of(&own) {
                 return Err(Error::config(format!(
                     "the models in `{}` and `{}` have different tokens for a text",
@@ -182,7 +182,7 @@ fn measure_encoder(
             .zip(found)
             .collect();
         report.notes.extend(note(reference));
-        if let ServedEncoder::Embedding(pipeline) = encoder {
+        if let EncoderPipeline::Embedding(pipeline) = encoder {
             report.vectors = stored(model, pipeline, own)?;
         }
     }
@@ -214,7 +214,9 @@ fn measure_generator(
             )));
         }
         Some(Other::Model(other)) => {
-            let found = ServedEncoder::of(&other.pipeline)
+            let found = other
+                .pipeline
+                .encoder_pipeline()
                 .err()
                 .ok_or_else(|| different_tasks(model, other))?;
             let settings = [generator, found].map(|pipeline| {

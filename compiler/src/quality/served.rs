@@ -25,28 +25,18 @@ use kivu::{
         tensors::TensorEncoder,
     },
     error::{Error, Result},
-    model::Pipeline,
+    model::EncoderPipeline,
     onnx::OnnxBackend,
     pipeline::{
         Input,
         classification::{
-            ClassificationPipeline,
-            label_scores::LabelScoresPipeline,
-            label_vectors::LabelEncoder,
-            listwise::ListwisePipeline,
-            ranking::RankingPipeline,
-            scores::ScoreFunction,
-            zero_shot::{Labels, ZeroShotPipeline},
+            label_scores::LabelScoresPipeline, label_vectors::LabelEncoder, scores::ScoreFunction,
+            zero_shot::Labels,
         },
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors,
             VectorKind, multi_vector::MultiVectorSettings, pooling::normalize, roles::TextRole,
         },
-        entities::{
-            token_classification::TokenClassificationPipeline,
-            zero_shot_entities::ZeroShotEntitiesPipeline,
-        },
-        seq2seq::Seq2SeqPipeline,
     },
     repository::TaskSettings,
     tokenizer::{Side, Tokenizer, Truncation},
@@ -60,22 +50,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 const QUERY: &str = "Which text is about a person?";
 /// Inputs above the model's token limit lose their end.
 pub const TRUNCATION: Truncation = Truncation::At(Side::Right);
-
-/// An encoder in the pipeline that serves it.
-pub enum ServedEncoder {
-    /// Embeds texts.
-    Embedding(EmbeddingPipeline),
-    /// Scores a text, or a pair of texts, for the model's own labels.
-    Classification(ClassificationPipeline),
-    /// Scores texts that it reads together with a query.
-    Listwise(ListwisePipeline),
-    /// Scores tokens for the model's own labels.
-    TokenClassification(TokenClassificationPipeline),
-    /// Scores texts for labels that the model reads with them.
-    LabelScores(LabelScoresPipeline),
-    /// Scores spans for labels that the model reads with the text or on their own.
-    ZeroShotEntities(ZeroShotEntitiesPipeline),
-}
 
 /// Answers to all sample texts, and the time that they took.
 pub struct Answers {
@@ -135,231 +109,167 @@ pub struct EncoderParts<'a> {
     pub labels: Option<&'a Arc<Tokenizer>>,
 }
 
-impl ServedEncoder {
-    /// Opens the graph in `folder`.
-    pub fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<Self> {
-        let backend = open_graph(parts.runtime, &folder.join(MODEL), engine)?;
-        Self::with_backend(parts, folder, engine, backend)
-    }
+/// Opens the graph in `folder`.
+pub fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<EncoderPipeline> {
+    let backend = open_graph(parts.runtime, &folder.join(MODEL), engine)?;
+    with_backend(parts, folder, engine, backend)
+}
 
-    /// Like [`open`](Self::open), with `backend` in place of the text encoder's graph.
-    pub fn with_backend(
-        parts: EncoderParts<'_>,
-        folder: &Path,
-        engine: Engine,
-        backend: Arc<dyn EncoderBackend>,
-    ) -> Result<Self> {
-        let tokenizer = Arc::clone(parts.tokenizer);
-        Ok(match parts.settings.clone() {
-            TaskSettings::Embedding(settings) => {
-                Self::Embedding(EmbeddingPipeline::new(tokenizer, backend, settings)?)
-            }
-            TaskSettings::Classification(settings) => {
-                Self::Classification(ClassificationPipeline::new(tokenizer, backend, settings)?)
-            }
-            TaskSettings::Listwise(settings) => {
-                Self::Listwise(ListwisePipeline::new(tokenizer, backend, settings)?)
-            }
-            TaskSettings::TokenClassification(settings) => Self::TokenClassification(
-                TokenClassificationPipeline::new(tokenizer, backend, settings)?,
-            ),
-            TaskSettings::LabelScores(settings) => {
-                Self::LabelScores(LabelScoresPipeline::new(tokenizer, backend, settings)?)
-            }
-            TaskSettings::ZeroShotEntities(settings) => {
-                let labels = settings.label_encoder.as_ref().zip(parts.labels);
-                let labels = labels.map(|(settings, tokenizer)| {
-                    let backend = open_graph(parts.runtime, &folder.join(&settings.graph), engine)?;
-                    LabelEncoder::new(Arc::clone(tokenizer), backend, settings)
-                });
-                let labels = labels.transpose()?;
-                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(
-                    tokenizer, backend, settings, labels,
-                )?)
-            }
-            TaskSettings::Seq2Seq(_) => {
-                return Err(Error::model(
-                    "expected an encoder, but found a model that generates texts",
-                ));
-            }
-        })
-    }
+/// Like [`open`], with `backend` in place of the text encoder's graph.
+pub fn with_backend(
+    parts: EncoderParts<'_>,
+    folder: &Path,
+    engine: Engine,
+    backend: Arc<dyn EncoderBackend>,
+) -> Result<EncoderPipeline> {
+    let labels = parts.settings.label_encoder().zip(parts.labels);
+    let labels = labels.map(|(settings, tokenizer)| {
+        let backend = open_graph(parts.runtime, &folder.join(&settings.graph), engine)?;
+        LabelEncoder::new(Arc::clone(tokenizer), backend, settings)
+    });
+    let (tokenizer, settings) = (Arc::clone(parts.tokenizer), parts.settings.clone());
+    EncoderPipeline::new(tokenizer, backend, settings, labels.transpose()?)
+}
 
-    /// An opened model's encoder; the pipeline of a model that generates texts.
-    pub fn of(pipeline: &Pipeline) -> std::result::Result<Self, &Seq2SeqPipeline> {
-        Ok(match pipeline {
-            Pipeline::Embedding(pipeline)
-            | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
-            | Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => {
-                Self::Embedding(pipeline.clone())
-            }
-            Pipeline::Classification(pipeline)
-            | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
-            | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
-                Self::Classification(pipeline.clone())
-            }
-            Pipeline::Ranking(RankingPipeline::Listwise(pipeline)) => {
-                Self::Listwise(pipeline.clone())
-            }
-            Pipeline::TokenClassification(pipeline) => Self::TokenClassification(pipeline.clone()),
-            Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => {
-                Self::LabelScores(pipeline.clone())
-            }
-            Pipeline::ZeroShotEntities(pipeline) => Self::ZeroShotEntities(pipeline.clone()),
-            Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
-                return Err(pipeline);
-            }
-        })
-    }
+/// Runs one text. Fails if the outputs do not match the settings, or are not finite.
+pub fn check(encoder: &EncoderPipeline, texts: &Texts) -> Result<()> {
+    let text = texts.lines().take(1).map(str::to_owned).collect();
+    let answer = wait(|| answers(encoder, text));
+    answer.map(drop).map_err(|error| {
+        Error::model_because("the model fails on a sample text", error)
+            .with_hint("check its weights and `config.json`")
+    })
+}
 
-    /// Runs one text. Fails if the outputs do not match the settings, or are not finite.
-    pub fn check(&self, texts: &Texts) -> Result<()> {
-        let text = texts.lines().take(1).map(str::to_owned).collect();
-        let answer = wait(|| self.answers(text));
-        answer.map(drop).map_err(|error| {
-            Error::model_because("the model fails on a sample text", error)
-                .with_hint("check its weights and `config.json`")
-        })
-    }
+/// Runs texts, one per line, one after the other.
+pub fn run(encoder: &EncoderPipeline, texts: &str) -> Result<()> {
+    wait(|| async {
+        for text in texts.lines() {
+            answers(encoder, vec![text.to_owned()]).await?;
+        }
+        Ok::<_, Error>(())
+    })
+}
 
-    /// Runs texts, one per line, one after the other.
-    pub fn run(&self, texts: &str) -> Result<()> {
-        wait(|| async {
-            for text in texts.lines() {
-                self.answers(vec![text.to_owned()]).await?;
-            }
-            Ok::<_, Error>(())
-        })
-    }
+/// Runs all texts, with one `progress` step per text.
+pub fn measure(
+    encoder: &EncoderPipeline,
+    texts: &Texts,
+    progress: &dyn Progress,
+) -> Result<Answers> {
+    let started = Instant::now();
+    let texts = in_parts(&texts.texts, progress, |texts| answers(encoder, texts))?;
+    let has_queries =
+        matches!(encoder, EncoderPipeline::Embedding(pipeline) if query_form(pipeline).is_some());
+    let reads = texts.len() * (1 + usize::from(has_queries));
+    Ok(Answers {
+        texts,
+        time: started.elapsed(),
+        reads,
+    })
+}
 
-    /// Runs all texts, with one `progress` step per text.
-    pub fn measure(&self, texts: &Texts, progress: &dyn Progress) -> Result<Answers> {
-        let started = Instant::now();
-        let texts = in_parts(&texts.texts, progress, |texts| self.answers(texts))?;
-        let reads = texts.len() * if self.query_form().is_some() { 2 } else { 1 };
-        Ok(Answers {
-            texts,
-            time: started.elapsed(),
-            reads,
-        })
-    }
-
-    /// Answers to texts, which are read as documents.
-    async fn answers(&self, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
-        let deadline = Deadline::within(TIMEOUT);
-        let scores: Vec<Vec<f32>> = match self {
-            Self::Embedding(pipeline) => return self.vectors(pipeline, texts).await,
-            Self::Classification(pipeline) => {
-                let logits = pipeline.logits(inputs(texts), TRUNCATION, deadline).await?;
-                let function = pipeline.settings().function;
-                logits
-                    .rows
-                    .iter()
-                    .map(|logits| function.apply(logits))
-                    .collect()
-            }
-            Self::Listwise(pipeline) => {
-                let scored = pipeline.score(QUERY.to_owned(), texts, TRUNCATION, deadline);
-                scored
-                    .await?
-                    .0
-                    .into_iter()
-                    .map(|score| vec![score])
-                    .collect()
-            }
-            Self::TokenClassification(pipeline) => {
-                pipeline.token_scores(texts, TRUNCATION, deadline).await?
-            }
-            Self::LabelScores(pipeline) => {
-                let labels = LABELS.map(str::to_owned);
-                let texts: Vec<String> = texts
-                    .into_iter()
-                    .map(|text| fitting(pipeline, text, &labels))
-                    .collect();
-                let logits = pipeline
-                    .logits(&texts, &labels, "", TRUNCATION, deadline)
-                    .await?;
-                logits
-                    .rows
-                    .iter()
-                    .map(|logits| ScoreFunction::Sigmoid.apply(logits))
-                    .collect()
-            }
-            Self::ZeroShotEntities(pipeline) => {
-                let labels = Labels::new(LABELS.map(str::to_owned).into(), LABELS.len())?;
-                pipeline
-                    .span_scores(texts, &labels, TRUNCATION, deadline)
-                    .await?
-            }
-        };
-        Ok(scores
-            .into_iter()
-            .map(|scores| vec![Answer::Vector(scores)])
-            .collect())
-    }
-
-    async fn vectors(
-        &self,
-        pipeline: &EmbeddingPipeline,
-        texts: Vec<String>,
-    ) -> Result<Vec<Vec<Answer>>> {
-        let kinds: Vec<VectorKind> = pipeline
-            .settings()
-            .outputs()
-            .iter()
-            .map(|(kind, _)| *kind)
-            .collect();
-        let documents = embed(pipeline, texts.clone(), &kinds, Some(TextRole::Document)).await?;
-        let queries = match self.query_form() {
-            None => Vec::new(),
-            Some(_) => {
-                embed(
-                    pipeline,
-                    texts,
-                    &[VectorKind::MultiVector],
-                    Some(TextRole::Query),
-                )
-                .await?
-            }
-        };
-        let mut queries = queries.into_iter();
-        let answers = documents.into_iter().map(|document| {
-            let query = queries.next().and_then(|query| query.multi_vector);
-            let multi = document
-                .multi_vector
-                .zip(pipeline.settings().multi_vector.as_deref());
-            let multi = multi.map(|(document, settings)| {
-                let query = query.map(unit_vectors);
-                MultiVectors {
-                    document: unit_vectors(document),
-                    query,
-                    width: settings.dimensions,
-                }
-            });
-            let dense = document.dense.map(Answer::Vector);
-            let others = [
-                document.sparse.map(Answer::Sparse),
-                multi.map(Answer::MultiVector),
-            ];
-            dense
-                .into_iter()
-                .chain(others.into_iter().flatten())
+/// Answers to texts, which are read as documents.
+async fn answers(encoder: &EncoderPipeline, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
+    let deadline = Deadline::within(TIMEOUT);
+    let scores: Vec<Vec<f32>> = match encoder {
+        EncoderPipeline::Embedding(pipeline) => return vectors(pipeline, texts).await,
+        EncoderPipeline::Classification(pipeline) => {
+            let logits = pipeline.logits(inputs(texts), TRUNCATION, deadline).await?;
+            let function = pipeline.settings().function;
+            logits
+                .rows
+                .iter()
+                .map(|logits| function.apply(logits))
                 .collect()
-        });
-        Ok(answers.collect())
-    }
+        }
+        EncoderPipeline::Listwise(pipeline) => {
+            let scored = pipeline.score(QUERY.to_owned(), texts, TRUNCATION, deadline);
+            scored
+                .await?
+                .0
+                .into_iter()
+                .map(|score| vec![score])
+                .collect()
+        }
+        EncoderPipeline::TokenClassification(pipeline) => {
+            pipeline.token_scores(texts, TRUNCATION, deadline).await?
+        }
+        EncoderPipeline::LabelScores(pipeline) => {
+            let labels = LABELS.map(str::to_owned);
+            let texts: Vec<String> = texts
+                .into_iter()
+                .map(|text| fitting(pipeline, text, &labels))
+                .collect();
+            let logits = pipeline
+                .logits(&texts, &labels, "", TRUNCATION, deadline)
+                .await?;
+            logits
+                .rows
+                .iter()
+                .map(|logits| ScoreFunction::Sigmoid.apply(logits))
+                .collect()
+        }
+        EncoderPipeline::ZeroShotEntities(pipeline) => {
+            let labels = Labels::new(LABELS.map(str::to_owned).into(), LABELS.len())?;
+            pipeline
+                .span_scores(texts, &labels, TRUNCATION, deadline)
+                .await?
+        }
+    };
+    Ok(scores
+        .into_iter()
+        .map(|scores| vec![Answer::Vector(scores)])
+        .collect())
+}
 
-    /// Multi-vector settings, if queries and documents are encoded differently.
-    fn query_form(&self) -> Option<&MultiVectorSettings> {
-        let Self::Embedding(pipeline) = self else {
-            return None;
-        };
-        pipeline
-            .settings()
-            .multi_vector
-            .as_deref()
-            .filter(|multi| multi.query != multi.document)
-    }
+async fn vectors(pipeline: &EmbeddingPipeline, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
+    let kinds = kinds(pipeline);
+    let documents = embed(pipeline, texts.clone(), &kinds, Some(TextRole::Document)).await?;
+    let kinds = [VectorKind::MultiVector];
+    let queries = match query_form(pipeline) {
+        None => Vec::new(),
+        Some(_) => embed(pipeline, texts, &kinds, Some(TextRole::Query)).await?,
+    };
+    let mut queries = queries.into_iter();
+    let answers = documents.into_iter().map(|document| {
+        let query = queries.next().and_then(|query| query.multi_vector);
+        by_kind(pipeline, document, query)
+    });
+    Ok(answers.collect())
+}
+
+/// The model's kinds of vectors.
+fn kinds(pipeline: &EmbeddingPipeline) -> Vec<VectorKind> {
+    let outputs = pipeline.settings().outputs().into_iter();
+    outputs.map(|(kind, _)| kind).collect()
+}
+
+/// A text's vectors by kind, with those for a query if these have another form.
+fn by_kind(
+    pipeline: &EmbeddingPipeline,
+    document: TextVectors,
+    query: Option<Vec<Vec<f32>>>,
+) -> Vec<Answer> {
+    let settings = pipeline.settings().multi_vector.as_deref();
+    let multi = document.multi_vector.zip(settings);
+    let multi = multi.map(|(document, settings)| MultiVectors {
+        document: unit_vectors(document),
+        query: query.map(unit_vectors),
+        width: settings.dimensions,
+    });
+    let answers = [
+        document.dense.map(Answer::Vector),
+        document.sparse.map(Answer::Sparse),
+        multi.map(Answer::MultiVector),
+    ];
+    answers.into_iter().flatten().collect()
+}
+
+/// Multi-vector settings, if queries and documents are encoded differently.
+fn query_form(pipeline: &EmbeddingPipeline) -> Option<&MultiVectorSettings> {
+    let multi = pipeline.settings().multi_vector.as_deref();
+    multi.filter(|multi| multi.query != multi.document)
 }
 
 /// A text without its last words, if the model refuses it: labels behind a text are not truncated.
@@ -411,33 +321,12 @@ pub async fn search_vectors(
     texts: Vec<String>,
     role: Option<TextRole>,
 ) -> Result<Vec<Answer>> {
-    let settings = pipeline.settings();
-    let kinds: Vec<VectorKind> = settings
-        .outputs()
-        .iter()
-        .map(|(kind, _)| *kind)
-        .take(1)
-        .collect();
-    let found = embed(pipeline, texts, &kinds, role).await?;
-    let answer = |vectors: TextVectors| {
-        let multi = vectors
-            .multi_vector
-            .zip(settings.multi_vector.as_deref())
-            .map(|(vectors, multi)| {
-                let document = unit_vectors(vectors);
-                Answer::MultiVector(MultiVectors {
-                    document,
-                    query: None,
-                    width: multi.dimensions,
-                })
-            });
-        vectors
-            .dense
-            .map(Answer::Vector)
-            .or(vectors.sparse.map(Answer::Sparse))
-            .or(multi)
-    };
-    Ok(found.into_iter().filter_map(answer).collect())
+    let first: Vec<VectorKind> = kinds(pipeline).into_iter().take(1).collect();
+    let found = embed(pipeline, texts, &first, role).await?;
+    let answers = found
+        .into_iter()
+        .flat_map(|vectors| by_kind(pipeline, vectors, None));
+    Ok(answers.collect())
 }
 
 /// Vectors for texts in a role, or with the default prompt. Dense vectors are not normalized, which would only add rounding.

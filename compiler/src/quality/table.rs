@@ -9,7 +9,7 @@ use super::{
     interval,
     pairs::{self, PairFigures, Verdicts},
     samples::{Pairs, Samples, Texts},
-    served::{Answers, ServedEncoder},
+    served::{Answers, measure},
     step_comparison,
 };
 use crate::plan::progress::Progress;
@@ -186,10 +186,10 @@ fn short(seconds: f64) -> Option<String> {
 type Results = (Vec<Figure>, Option<f64>, Option<Verdicts>);
 
 fn on_pairs(model: &Model, pairs: &Pairs, progress: &dyn Progress) -> Result<Results> {
-    let encoder = ServedEncoder::of(&model.pipeline);
+    let encoder = model.pipeline.encoder_pipeline();
     if let Ok(encoder) = &encoder {
         let texts = Texts::default().texts.into_iter().take(WARM_UP).collect();
-        encoder.measure(&Texts { texts }, progress)?;
+        measure(encoder, &Texts { texts }, progress)?;
     }
     let started = Instant::now();
     let (found, verdicts) = match &encoder {
@@ -238,8 +238,8 @@ fn on_texts(
     progress: &dyn Progress,
 ) -> Result<Results> {
     let (quality, seconds) = match (
-        ServedEncoder::of(&first.pipeline),
-        ServedEncoder::of(&model.pipeline),
+        first.pipeline.encoder_pipeline(),
+        model.pipeline.encoder_pipeline(),
     ) {
         (Err(first), Err(generator)) => {
             let forms = [first, generator];
@@ -250,9 +250,9 @@ fn on_texts(
         }
         (_, Ok(encoder)) => {
             let warm_up = texts.texts.iter().take(WARM_UP).cloned().collect();
-            encoder.measure(&Texts { texts: warm_up }, progress)?;
+            measure(&encoder, &Texts { texts: warm_up }, progress)?;
             progress.stage("measure the quality", texts.count());
-            let own = encoder.measure(texts, progress)?;
+            let own = measure(&encoder, texts, progress)?;
             let seconds = own.time.as_secs_f64();
             let settings = &model.manifest.settings;
             let quality = match &*reference {
