@@ -18,7 +18,7 @@ use kivu::{
         scripted::{ScriptedBackend, ScriptedSeq2Seq},
         tensors::TensorEncoder,
     },
-    error::Result,
+    error::{Error, Result},
     model::{Model, ModelSettings, Pipeline},
     pipeline::{
         Task,
@@ -99,10 +99,15 @@ pub fn models(tokenizer: &[u8]) -> Result<Vec<Model>> {
             identifies_languages: true,
         };
         let backend = TensorEncoder::shared(scripted(&[-1, labels.len() as i64]))?;
-        ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings)
+        let pipeline =
+            ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings.clone())?;
+        Ok::<_, Error>((TaskSettings::Classification(settings), pipeline))
     };
+    let (classes, classifier) = scores(&["good", "bad", "ugly"])?;
+    let (verdicts, entailment) = scores(&["contradiction", "entailment"])?;
+    let (score, cross_encoder) = scores(&["score"])?;
     let vectors = TensorEncoder::shared(scripted(&[-1, -1, 2]))?;
-    let vectors = EmbeddingPipeline::new(Arc::clone(&tokenizer), vectors, embedding)?;
+    let vectors = EmbeddingPipeline::new(Arc::clone(&tokenizer), vectors, embedding.clone())?;
     let tokens = TokenClassificationSettings {
         output: "output".into(),
         labels: ["O", "B-PER", "I-PER"].map(str::to_owned).into(),
@@ -111,40 +116,44 @@ pub fn models(tokenizer: &[u8]) -> Result<Vec<Model>> {
         context: None,
     };
     let labels = TensorEncoder::shared(scripted(&[-1, -1, 3]))?;
-    let tokens = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens)?;
+    let labels = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens.clone())?;
+    let translator = translator(&tokenizer)?;
     Ok(vec![
         model(
             "embedding",
             Task::FeatureExtraction,
+            TaskSettings::Embedding(embedding),
             Pipeline::Embedding(vectors),
         ),
         model(
             "classification",
             Task::TextClassification,
-            Pipeline::Classification(scores(&["good", "bad", "ugly"])?),
+            classes,
+            Pipeline::Classification(classifier),
         ),
         model(
             "token-classification",
             Task::TokenClassification,
-            Pipeline::TokenClassification(tokens),
+            TaskSettings::TokenClassification(tokens),
+            Pipeline::TokenClassification(labels),
         ),
         model(
             "zero-shot",
             Task::ZeroShotClassification,
-            Pipeline::ZeroShot(ZeroShotPipeline::entailment(scores(&[
-                "contradiction",
-                "entailment",
-            ])?)?),
+            verdicts,
+            Pipeline::ZeroShot(ZeroShotPipeline::entailment(entailment)?),
         ),
         model(
             "ranking",
             Task::TextRanking,
-            Pipeline::Ranking(RankingPipeline::cross_encoder(scores(&["score"])?)?),
+            score,
+            Pipeline::Ranking(RankingPipeline::cross_encoder(cross_encoder)?),
         ),
         model(
             "translation",
             Task::Translation,
-            Pipeline::Translation(translator(&tokenizer)?),
+            TaskSettings::Seq2Seq(Box::new(translator.settings().clone())),
+            Pipeline::Translation(translator),
         ),
     ])
 }
@@ -218,7 +227,7 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
     Seq2SeqPipeline::new(parts, settings)
 }
 
-fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
+fn model(name: &str, task: Task, settings: TaskSettings, pipeline: Pipeline) -> Model {
     let manifest = Manifest {
         format: Manifest::FORMAT,
         name: name.into(),
@@ -238,7 +247,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
             quality: None,
             other_vectors: [].into(),
         },
-        settings: settings(&pipeline),
+        settings,
         tensors: TensorNames::default(),
         allowed: Vec::new(),
         warnings: Vec::new(),
@@ -265,36 +274,5 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         pipeline,
         max_input_memory,
         files,
-    }
-}
-
-/// The settings in a manifest for the pipeline.
-fn settings(pipeline: &Pipeline) -> TaskSettings {
-    match pipeline {
-        Pipeline::Embedding(pipeline)
-        | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
-        | Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => {
-            TaskSettings::Embedding(pipeline.settings().clone())
-        }
-        Pipeline::Classification(pipeline)
-        | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
-        | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
-            TaskSettings::Classification(pipeline.settings().clone())
-        }
-        Pipeline::Ranking(RankingPipeline::Listwise(pipeline)) => {
-            TaskSettings::Listwise(pipeline.settings().clone())
-        }
-        Pipeline::TokenClassification(pipeline) => {
-            TaskSettings::TokenClassification(pipeline.settings().clone())
-        }
-        Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => {
-            TaskSettings::LabelScores(pipeline.settings().clone())
-        }
-        Pipeline::ZeroShotEntities(pipeline) => {
-            TaskSettings::ZeroShotEntities(pipeline.settings().clone())
-        }
-        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
-            TaskSettings::Seq2Seq(Box::new(pipeline.settings().clone()))
-        }
     }
 }
