@@ -21,7 +21,7 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         Task, Usage,
-        entities::{Entity, zero_shot_entities::THRESHOLD},
+        entities::{Entity, IndexedText, zero_shot_entities::THRESHOLD},
     },
     repository::{Manifest, TaskSettings},
     task::{
@@ -348,16 +348,8 @@ impl<'a> ChatCompletion<'a> {
 
 impl<'a> TaggedEntities<'a> {
     fn new(text: &'a str, entities: &[&'a Entity]) -> Self {
-        let starts: Vec<usize> = text
-            .char_indices()
-            .map(|(start, _)| start)
-            .chain([text.len()])
-            .collect();
-        let part = |start: usize, end: usize| {
-            let [start, end] =
-                [start, end].map(|place| starts.get(place).copied().unwrap_or(text.len()));
-            text.get(start..end).unwrap_or_default()
-        };
+        let indexed = IndexedText::new(text);
+        let part = |start, end| indexed.part(start, end);
         let (mut tagged_text, mut place) = (String::with_capacity(text.len()), 0);
         for entity in entities {
             if entity.start >= place {
@@ -366,7 +358,7 @@ impl<'a> TaggedEntities<'a> {
                 place = entity.end;
             }
         }
-        tagged_text += part(place, starts.len() - 1);
+        tagged_text += &text[indexed.byte(place)..];
         let entities = entities.iter().map(|entity| TextEntity {
             text: part(entity.start, entity.end),
             label: entity.label(),
