@@ -14,3 +14,10 @@ pub mod onnx_proto;
 pub mod random;
 pub mod regular_file;
 pub mod tensor;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a value, also after a thread that held it has panicked.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

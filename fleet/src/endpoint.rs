@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -20,16 +20,12 @@ use super::{
         server_url::{Protocol, ServerUrl},
     },
 };
-use kivu_base::error::Result;
+use kivu_base::{error::Result, locked};
 use kivu_telemetry::fleet::{record_attempt, record_breaker_closed, record_breaker_opened};
 
 /// A request that times out replaces the connections if none received a response for this time: they may have
 /// been dropped silently.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
-
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub struct Endpoint {
     pub url: ServerUrl,

@@ -21,7 +21,6 @@ use async_trait::async_trait;
 use self::{
     client::FleetClient,
     connect::{FleetSettings, load_roots},
-    endpoint::locked,
     pool::{Pool, SystemResolver},
     wire::{
         interface::interface,
@@ -32,6 +31,7 @@ use self::{
 use kivu_base::{
     config::FleetConfig,
     error::Result,
+    locked,
     tensor::{Elements, Tensor},
 };
 use kivu_core::{

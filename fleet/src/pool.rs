@@ -16,10 +16,11 @@ use tokio::time::timeout;
 use super::{
     breaker::Admission,
     connect::FleetSettings,
-    endpoint::{Endpoint, InFlight, locked},
+    endpoint::{Endpoint, InFlight},
     failure::{Attempt, FailureKind},
     wire::{protocol::KserveClient, server_url::ServerUrl},
 };
+use kivu_base::locked;
 
 /// DNS refresh interval.
 const MAX_AGE: Duration = Duration::from_secs(10);

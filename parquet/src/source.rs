@@ -3,11 +3,11 @@
 use std::{
     fmt::Display,
     io::{self, Read},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
-use kivu::error::Error;
+use kivu::{error::Error, locked};
 use kivu_jobs::input::opened::OpenInput;
 use parquet::{
     errors::{ParquetError, Result as ParquetResult},
@@ -37,11 +37,7 @@ impl Source {
 
     /// Error from a failed read, or for a damaged file.
     pub fn error(&self, error: &dyn Display) -> Error {
-        let failure = self
-            .failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let failure = locked(&self.failure).take();
         failure.unwrap_or_else(|| {
             Error::invalid(format!(
                 "expected a Parquet file, but found one that cannot be read: {error}"
@@ -51,10 +47,7 @@ impl Source {
 
     fn keep(&self, error: Error) -> ParquetError {
         let message = error.to_string();
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(error);
+        locked(&self.failure).get_or_insert(error);
         ParquetError::General(message)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -14,6 +14,7 @@ use super::{
     stages::{Clock, TimedStage},
     trace::Trace,
 };
+use kivu_base::locked;
 use kivu_core::observer::{self, Ending, Observer, RunMark};
 
 /// Stages kept per request, for spans. Further ones only count for the log: a request may have thousands of texts that
@@ -82,12 +83,7 @@ impl RequestRecord {
             self.add(Stage::Response, started, ending, None);
         }
         let progress = self.progress();
-        if let Some(span) = self
-            .span
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        if let Some(span) = locked(&self.span).take() {
             span.end(self.clock, outcome, &progress.details, &progress.stages);
         }
         progress.details.clone()
@@ -145,7 +141,7 @@ impl RequestRecord {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.progress)
     }
 }
 

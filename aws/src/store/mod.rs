@@ -8,7 +8,7 @@ mod retry;
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -22,7 +22,10 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use self::retry::{RequestError, retry};
 use crate::http;
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    locked,
+};
 
 /// S3-compatible servers accept any region; AWS needs a configured one.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -60,10 +63,7 @@ impl S3 {
     }
 
     fn connection(&self) -> Result<Arc<Connection>> {
-        let mut current = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = locked(&self.connection);
         if let Some(connection) = &*current {
             return Ok(Arc::clone(connection));
         }

@@ -1,6 +1,6 @@
 //! Requests: objects in one piece, in parallel ranges, or as a multipart upload that survives the process.
 
-use std::{collections::HashMap, ops::Range, sync::PoisonError, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 use aws_sdk_s3::{
     Client,
@@ -17,6 +17,7 @@ use super::{
 };
 use kivu::{
     error::Result,
+    locked,
     repository::s3::{Change, Condition, Multipart, Object, Part, Pieces, Store, Url},
 };
 
@@ -30,10 +31,7 @@ const PARALLEL: usize = 4;
 
 impl Store for S3 {
     fn disconnect(&self) {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        locked(&self.connection).take();
     }
 
     fn current(&self, url: &Url) -> Result<Option<Object>> {

@@ -6,7 +6,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     thread,
     time::Duration,
 };
@@ -15,7 +15,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::files::io::create_folder;
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    locked,
+};
 
 /// Name prefix for scratch folders.
 const PREFIX: &str = ".kivu-build-";
@@ -34,7 +37,7 @@ struct Resources {
 }
 
 fn resources() -> MutexGuard<'static, Resources> {
-    RESOURCES.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&RESOURCES)
 }
 
 /// A folder, removed on drop.

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use crate::quantize;
@@ -17,6 +17,7 @@ use kivu::{
         native::{NativeModel, TextOutputs},
     },
     error::Result,
+    locked,
     repository::manifest::Precision,
     tokenizer::Encoding,
 };
@@ -198,7 +199,7 @@ fn observe(
 ) -> Result<TextOutputs> {
     let observed = Arc::clone(observed);
     model.observe(sequence, move |layer, width, rows| {
-        lock(&observed).add(layer, width, rows)
+        locked(&observed).add(layer, width, rows)
     })
 }
 
@@ -223,7 +224,7 @@ impl EncoderBackend for Recorder {
 
     async fn run(&self, call: EncoderCall<'_>, each: &mut EachText<'_>) -> Result<()> {
         for (text, sequence) in call.batches.iter().flatten().enumerate() {
-            lock(&self.runs).push(Run {
+            locked(&self.runs).push(Run {
                 encoding: sequence.encoding.clone(),
                 labels: sequence.labels.cloned(),
             });
@@ -257,12 +258,8 @@ impl Observed {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn take<T: Default>(mutex: &Mutex<T>) -> T {
-    mem::take(&mut *lock(mutex))
+    mem::take(&mut *locked(mutex))
 }
 
 #[cfg(test)]

@@ -1,12 +1,8 @@
 //! Estimates how long work takes, from earlier measurements.
 
-use std::{
-    array,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{array, sync::Mutex, time::Duration};
 
-use kivu_base::clock::Instant;
+use kivu_base::{clock::Instant, locked};
 
 /// Request time as a linear function of its tokens, fitted to measurements by weighted least squares.
 ///
@@ -99,7 +95,7 @@ impl Speed {
     /// Adds a measurement: work with `tokens` took this long.
     pub fn learn(&self, tokens: usize, took: Duration) {
         let now = Instant::now();
-        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut measured = locked(&self.measured);
         let sums =
             measured
                 .sums_at(now)
@@ -113,7 +109,7 @@ impl Speed {
 
     /// Forgets all measurements.
     pub fn forget(&self) {
-        *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = Measured::default();
+        *locked(&self.measured) = Measured::default();
     }
 
     /// Expected time for work with `tokens`.
@@ -123,19 +119,11 @@ impl Speed {
 
     /// Whether there are measurements.
     pub fn is_known(&self) -> bool {
-        self.measured
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .last
-            .is_some()
+        locked(&self.measured).last.is_some()
     }
 
     fn estimate_at(&self, tokens: usize, now: Instant) -> Duration {
-        let mut sums = self
-            .measured
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .sums_at(now);
+        let mut sums = locked(&self.measured).sums_at(now);
         for point in ASSUMED_POINTS {
             sums = sums.with(
                 point,

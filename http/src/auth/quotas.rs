@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex as SyncMutex, PoisonError},
+    sync::{Arc, Mutex as SyncMutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -13,6 +13,7 @@ use kivu::{
     cloud::{Claim, Cloud, QuotaTable},
     config::AuthConfig,
     error::Result,
+    locked,
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -63,7 +64,7 @@ impl Quotas {
     /// If the table cannot be reached, the request is admitted: a table outage must not become a service outage.
     pub async fn admit(&self, name: &str, per_day: u32) -> bool {
         let count = {
-            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut counts = locked(&self.counts);
             Arc::clone(counts.entry(name.to_owned()).or_default())
         };
         let mut count = count.lock().await;

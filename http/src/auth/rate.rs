@@ -1,12 +1,8 @@
 //! Request rates per key. Each process counts its own requests.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Mutex, time::Duration};
 
-use kivu::clock::Timestamp;
+use kivu::{clock::Timestamp, locked};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -28,7 +24,7 @@ impl Rates {
     /// Only known keys have buckets, so their number is limited.
     pub fn admit(&self, name: &str, per_minute: u32) -> Result<(), Duration> {
         let full = f64::from(per_minute);
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = locked(&self.buckets);
         let before = buckets.get(name).copied().unwrap_or(Bucket {
             requests: full,
             at: Timestamp::now(),

@@ -1,10 +1,10 @@
 //! Memory budget for all requests' bodies, and the part that each request holds.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use kivu::{config::Limits, error::Error, json};
+use kivu::{config::Limits, error::Error, json, locked};
 
 /// Less is not counted, so that short requests are served while long ones fill the memory.
 const MAX_UNCOUNTED_BYTES: usize = 16 * 1024;
@@ -62,7 +62,7 @@ impl RequestMemory {
         } else {
             bytes.div_ceil(BYTES_PER_PERMIT)
         };
-        let mut permit = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut permit = locked(&self.held);
         let held = permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if wanted <= held {
             drop(

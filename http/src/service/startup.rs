@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -25,6 +25,7 @@ use crate::bodies::rejection::Rejection;
 use kivu::{
     backend::Deadline,
     error::{Error, Result},
+    locked,
 };
 
 /// The shortest interval between a failed attempt and the next one.
@@ -123,7 +124,7 @@ impl LazyRouter {
 
     /// The current attempt, or a new one if it failed a while ago.
     fn attempt(&self) -> Attempt {
-        let mut attempt = self.attempt.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempt = locked(&self.attempt);
         if let Some(Err(Failed(_, at))) = attempt.clone().now_or_never()
             && at.elapsed() >= RETRY_INTERVAL
         {

@@ -1,6 +1,6 @@
 //! Answers for ranges of a file's rows, which functions write as parts and a job reads.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -8,6 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::output::answer::{Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult};
 use kivu::{
     error::{Error, Result},
+    locked,
     pipeline::embedding::vectors::StoredVector,
     repository::s3::{Condition, Store, Url},
 };
@@ -154,7 +155,7 @@ impl Parts {
     /// The answers for the rows after `first` rows. A part's tokens count with its first row.
     pub fn answers(&self, first: u64, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
         let mut answers = Answers::default();
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = locked(&self.current);
         for (row, text) in (first..).zip(texts) {
             let after = self.places.partition_point(|(first, _)| *first <= row);
             let place = after.checked_sub(1);

@@ -10,7 +10,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -26,6 +26,7 @@ use super::{
 use crate::rows::{Layout, reading};
 use kivu::{
     error::{Error, Result},
+    locked,
     repository::s3::{Object, Reader, Store, Url},
 };
 
@@ -315,10 +316,6 @@ fn state(found: &Metadata) -> String {
         found.ctime_nsec(),
     ];
     format!("{}, {times:?}, {}", found.len(), found.ino())
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl BytesRead {

@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use kivu_base::locked;
+
 /// A number of bytes that loaded models share.
 #[derive(Debug)]
 pub struct Budget {
@@ -84,7 +86,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

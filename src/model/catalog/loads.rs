@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -27,6 +27,7 @@ use crate::{
 use kivu_base::{
     config::{Config, resident_memory},
     error::{Error, Message, Result},
+    locked,
 };
 use kivu_core::backend::Engine;
 use kivu_telemetry::{record_failed_load, record_load, record_unload};
@@ -240,7 +241,7 @@ impl Loader {
     /// Waits for a load and its memory: the oldest load, for which idle models leave, or one after it that fits meanwhile.
     /// `None` once the models are no longer served.
     fn next(&self) -> Option<(Arc<Entry>, Result<Reserved>)> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = locked(&self.waiting);
         loop {
             let changes = self.budget.changes();
             waiting.receive()?;

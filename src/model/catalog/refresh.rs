@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -26,6 +26,7 @@ use kivu_base::{
     clock::Timestamp,
     config::Config,
     error::{Error, Result},
+    locked,
 };
 
 /// How often folders are read.
@@ -156,18 +157,11 @@ impl Refresh {
     }
 
     pub fn add(&self, path: PathBuf) {
-        self.added
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(path);
+        locked(&self.added).push(path);
     }
 
     fn has_added(&self) -> bool {
-        !self
-            .added
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        !locked(&self.added).is_empty()
     }
 }
 
@@ -194,7 +188,7 @@ impl Refresher {
     }
 
     fn run(&mut self) {
-        let added = std::mem::take(&mut *self.added.lock().unwrap_or_else(PoisonError::into_inner));
+        let added = std::mem::take(&mut *locked(&self.added));
         for path in added {
             if !self.config.models.iter().any(|model| model.path == path) {
                 self.config.models.push(path.into());

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -26,7 +26,7 @@ use crate::repository::{
 };
 use kivu_base::{
     error::{Error, Result},
-    regular_file,
+    locked, regular_file,
 };
 
 /// Part size in bytes. S3 accepts 10,000 parts, which is 80 GB per file.
@@ -294,11 +294,7 @@ impl Note {
     }
 
     fn parts(&self) -> Vec<Part> {
-        let mut parts = self
-            .parts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut parts = locked(&self.parts).clone();
         parts.sort_by_key(|part| part.number);
         parts
     }
@@ -316,7 +312,7 @@ impl Note {
     }
 
     fn add(&self, part: Part) -> Result<()> {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = locked(&self.parts);
         parts.push(part);
         let written = Written {
             upload: self.upload.clone(),

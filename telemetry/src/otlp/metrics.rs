@@ -1,7 +1,7 @@
 //! Records this process's metrics in the instruments of the OpenTelemetry SDK, under the same names as for Prometheus.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -16,6 +16,7 @@ use opentelemetry::{
 };
 
 use crate::buckets::BUCKETS;
+use kivu_base::locked;
 
 /// Creates an instrument for each metric.
 pub struct Instruments(pub Meter);
@@ -115,7 +116,7 @@ pub struct GaugeInstrument {
 
 impl GaugeInstrument {
     fn change(&self, to: impl FnOnce(f64) -> f64) {
-        let mut value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut value = locked(&self.value);
         let after = to(*value);
         self.sum.add(after - *value, &self.attributes);
         *value = after;

@@ -1,9 +1,6 @@
 //! Runs a model on the callers' thread, in WebAssembly.
 
-use std::{
-    num::NonZeroUsize,
-    sync::{Mutex, PoisonError},
-};
+use std::{num::NonZeroUsize, sync::Mutex};
 
 use kivu_engine::{
     kernel::InstructionSet,
@@ -12,7 +9,7 @@ use kivu_engine::{
 
 use super::model::{NativeModel, TextOutputs};
 use crate::backend::Deadline;
-use kivu_base::error::Result;
+use kivu_base::{error::Result, locked};
 
 /// Calls with fewer tokens are combined: one thread reads the weights once per call.
 pub const MIN_CALL_TOKENS: usize = 192;
@@ -42,7 +39,7 @@ impl Workers {
     /// Runs the model on texts.
     pub async fn run(&self, texts: Vec<Text>, _: Deadline) -> Result<Outputs> {
         let program = &self.model.program;
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = locked(&self.buffers);
         let (values, scratch) = &mut *buffers;
         let run = program.pack(texts.iter(), NonZeroUsize::MIN, std::mem::take(values));
         let instructions = InstructionSet::current();

@@ -34,7 +34,10 @@ use tokio::{sync::oneshot, task};
 
 use super::model::{NativeModel, TextOutputs};
 use crate::{backend::Deadline, observer::QueuedBatch};
-use kivu_base::error::{Error, Result};
+use kivu_base::{
+    error::{Error, Result},
+    locked,
+};
 
 /// Calls with fewer tokens are combined, so that their texts share weight reads.
 pub const MIN_CALL_TOKENS: usize = 96;
@@ -223,7 +226,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.queue)
     }
 
     /// Runs a brief call on this thread if another one would be woken to lead it, and queues all others.
@@ -233,7 +236,7 @@ impl Shared {
         if is_alone && self.is_brief(&call) && queue.free() > 0 {
             queue.leading_callers += 1;
             drop(queue);
-            let kept = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = || locked(&self.scratch);
             let mut scratch = kept().pop().unwrap_or_default();
             self.lead(vec![call], &mut scratch);
             kept().push(scratch);
@@ -378,12 +381,7 @@ impl Shared {
             return;
         }
         calls.iter().for_each(|call| call.queued.begin());
-        let memory = self
-            .memory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()
-            .unwrap_or_default();
+        let memory = locked(&self.memory).pop().unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts);
         let tokens = calls.iter().map(Call::tokens).sum();
         let helpers = self.helpers(tokens);
@@ -492,10 +490,7 @@ impl Shared {
     /// Keeps a run's memory for the next one, once no other thread uses it.
     fn recycle(&self, team: Arc<Team>) {
         if let Some(team) = Arc::into_inner(team) {
-            self.memory
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(team.run.into_values());
+            locked(&self.memory).push(team.run.into_values());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use lru::LruCache;
@@ -13,7 +13,10 @@ use crate::pipeline::encoder::{
     Encoder, Granularity, NamedOutput, Vectors,
     encoding::{EncodingOptions, Input},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{
+    error::{Error, Result},
+    locked,
+};
 use kivu_text::{Side, Tokenizer, Truncation};
 
 /// A label's vector, shared by requests.
@@ -67,7 +70,7 @@ impl LabelVectors {
     }
 
     fn lock(&self) -> MutexGuard<'_, LruCache<String, Shared>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     fmt,
     future::Future,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use async_trait::async_trait;
@@ -22,7 +22,10 @@ use crate::{
     },
     observer::{record_fallback, timed_run, timed_tokenization},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{
+    error::{Error, Result},
+    locked,
+};
 
 /// A request's work, for a local model `L` or the fleet's model `R`.
 #[async_trait]
@@ -105,7 +108,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
     pub async fn remote(&self, deadline: Deadline) -> Result<R> {
         let fleet = self.route.fleet().ok_or_else(not_loaded)?;
         let described = fleet.connect(deadline).await?;
-        let mut known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.remote);
         if let Some(opened) = known.as_ref()
             && opened.described.interface() == described.interface()
         {
@@ -187,7 +190,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
     }
 
     fn is_known_unfit<W: Work<L, R>>(&self, work: &W) -> bool {
-        let known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = locked(&self.remote);
         known
             .as_ref()
             .is_some_and(|opened| work.check_remote(&opened.model).is_err())

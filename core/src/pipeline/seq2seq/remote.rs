@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use serde_json::{Map, Value};
@@ -21,6 +21,7 @@ use crate::{
 };
 use kivu_base::{
     error::{Error, Result},
+    locked,
     tensor::{ElementType, Elements, Tensor},
 };
 use kivu_text::Encoding;
@@ -143,10 +144,7 @@ impl RemoteGenerator {
                 shown(&requested)
             )));
         }
-        let observed = *self
-            .observed_language
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let observed = *locked(&self.observed_language);
         match request.first_token {
             Some(first_token)
                 if !self.options.contains(LANGUAGE)
@@ -212,10 +210,7 @@ impl RemoteGenerator {
         match first.find(|token| *token != Some(requested)) {
             None => Ok(()),
             Some(found) => {
-                *self
-                    .observed_language
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = found;
+                *locked(&self.observed_language) = found;
                 Err(wrong_language())
             }
         }
