@@ -227,6 +227,28 @@ pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         .join(": ")
 }
 
+/// The message in a borrowed or mutably borrowed error; `None` if it is fixed.
+macro_rules! message_of {
+    ($error:expr) => {
+        match $error {
+            Error::Malformed { message }
+            | Error::Invalid { message }
+            | Error::TooLarge { message }
+            | Error::Inference { message, .. }
+            | Error::Unavailable { message }
+            | Error::Model { message, .. }
+            | Error::Config { message, .. }
+            | Error::Io {
+                action: message, ..
+            } => Some(message),
+            Error::UnknownModel { .. }
+            | Error::Overloaded { .. }
+            | Error::NoModel
+            | Error::DeadlineExceeded { .. } => None,
+        }
+    };
+}
+
 impl Error {
     /// [`Error::Malformed`].
     pub fn malformed(message: impl Into<Message>) -> Self {
@@ -349,22 +371,7 @@ impl Error {
     }
 
     fn own_message(&self) -> Option<&Message> {
-        match self {
-            Self::Malformed { message }
-            | Self::Invalid { message }
-            | Self::TooLarge { message }
-            | Self::Inference { message, .. }
-            | Self::Unavailable { message }
-            | Self::Model { message, .. }
-            | Self::Config { message, .. }
-            | Self::Io {
-                action: message, ..
-            } => Some(message),
-            Self::UnknownModel { .. }
-            | Self::Overloaded { .. }
-            | Self::NoModel
-            | Self::DeadlineExceeded { .. } => None,
-        }
+        message_of!(self)
     }
 
     /// The message without the hint and the causes.
@@ -403,21 +410,8 @@ impl Error {
 
     /// Rewrites the message. Errors with a fixed message stay as they are.
     fn map_message(mut self, map: impl FnOnce(Message) -> Message) -> Self {
-        match &mut self {
-            Self::Malformed { message }
-            | Self::Invalid { message }
-            | Self::TooLarge { message }
-            | Self::Inference { message, .. }
-            | Self::Unavailable { message }
-            | Self::Model { message, .. }
-            | Self::Config { message, .. }
-            | Self::Io {
-                action: message, ..
-            } => *message = map(mem::take(message)),
-            Self::UnknownModel { .. }
-            | Self::Overloaded { .. }
-            | Self::NoModel
-            | Self::DeadlineExceeded { .. } => {}
+        if let Some(message) = message_of!(&mut self) {
+            *message = map(mem::take(message));
         }
         self
     }

@@ -58,8 +58,8 @@ impl BindScope {
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayVerified;
 
-/// Admits or rejects requests before their body is read.
-#[derive(Debug)]
+/// Admits or rejects requests before their body is read; by default, admits all.
+#[derive(Debug, Default)]
 pub struct Guard {
     access: Access,
     /// The trusted proxy's secret.
@@ -79,26 +79,14 @@ pub struct Caller {
 }
 
 /// The credentials that a request needs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub enum Access {
+    #[default]
     Open,
     /// Open to programs on this machine, and to the server's own pages.
     Local,
     GatewayVerified,
     Keys(Box<Keys>),
-}
-
-impl Default for Guard {
-    /// Admits every request.
-    fn default() -> Self {
-        Self {
-            access: Access::Open,
-            proxy: None,
-            pages: Vec::new(),
-            rates: Rates::default(),
-            quotas: Quotas::default(),
-        }
-    }
 }
 
 impl Guard {
@@ -144,9 +132,8 @@ impl Guard {
         Ok(Self {
             access,
             proxy,
-            pages: Vec::new(),
-            rates: Rates::default(),
             quotas,
+            ..Self::default()
         })
     }
 
