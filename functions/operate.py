@@ -36,8 +36,8 @@ MIN_UNRESERVED = 100
 CONCURRENCY = ("lambda", "L-B99A9384")
 # The alias of the function that requests use.
 ALIAS = "live"
-# Headers of the proxy's secret, which CloudFront sends; the second is the name in version 0.2.
-PROXY_HEADERS = ("x-kivu-proxy-secret", "x-kivu-front")
+# Header of the proxy's secret, which CloudFront sends.
+PROXY_HEADER = "x-kivu-proxy-secret"
 # Fields of a function's configuration that a version fixes.
 CONFIGURATION = (
     "CodeSha256", "MemorySize", "Timeout", "Role", "KMSKeyArn", "Architectures", "Environment", "VpcConfig", "TracingConfig",
@@ -341,9 +341,9 @@ def rotate(options):
     secrets, cloudfront = boto3.client("secretsmanager"), boto3.client("cloudfront")
     deployed = cloudfront.get_distribution_config(Id=distribution)
     headers = [header for origin in deployed["DistributionConfig"]["Origins"]["Items"] for header in origin["CustomHeaders"]["Items"]]
-    headers = [header for header in headers if header["HeaderName"].lower() in PROXY_HEADERS]
+    headers = [header for header in headers if header["HeaderName"].lower() == PROXY_HEADER]
     if not headers:
-        sys.exit(f"error: expected the distribution to send {PROXY_HEADERS[0]}, but found no such header")
+        sys.exit(f"error: expected the distribution to send {PROXY_HEADER}, but found no such header")
     value = secrets.get_secret_value(SecretId=secret)["SecretString"]
     # After an interrupted rotation CloudFront has the previous value, which another rotation would make invalid.
     if all(header["HeaderValue"] == value for header in headers):

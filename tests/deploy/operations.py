@@ -41,8 +41,9 @@ class Aws:
         return {"Stacks": [{"Parameters": parameters, "Outputs": [{"OutputKey": name, "OutputValue": value} for name, value in OUTPUTS.items()]}]}
 
     def get_distribution_config(self, Id):
-        headers = {"Items": [{"HeaderName": name, "HeaderValue": self.header} for name in ("x-kivu-proxy-secret", "X-Kivu-Front")]}
-        return {"ETag": "1", "DistributionConfig": {"Origins": {"Items": [{"CustomHeaders": headers}]}}}
+        names = ("x-kivu-proxy-secret", "X-Kivu-Proxy-Secret")
+        origins = [{"CustomHeaders": {"Items": [{"HeaderName": name, "HeaderValue": self.header}]}} for name in names]
+        return {"ETag": "1", "DistributionConfig": {"Origins": {"Items": origins}}}
 
     def update_distribution(self, Id, IfMatch, DistributionConfig):
         if self.fails:

@@ -26,7 +26,6 @@ pub struct AuthConfig {
     /// process counts its own.
     pub quota_table: Option<String>,
     /// The secret that a trusted proxy sends in `x-kivu-proxy-secret`; requests without it are rejected.
-    #[serde(alias = "front")]
     pub proxy_secret: Option<Secret>,
     /// Name or ARN of the AWS Secrets Manager secret that contains it.
     pub proxy_secret_id: Option<String>,

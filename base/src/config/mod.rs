@@ -770,7 +770,7 @@ mod tests {
     fn debug_output_hides_secrets() {
         let keys = [
             ("KIVU_AUTH__KEYS", "a:12,b:34"),
-            ("KIVU_AUTH__FRONT", "sesame"),
+            ("KIVU_AUTH__PROXY_SECRET", "sesame"),
             ("KIVU_AUTH__MODE", "keys"),
         ];
         let config = load(

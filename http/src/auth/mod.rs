@@ -28,8 +28,8 @@ use kivu::{
 };
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// Headers with the trusted proxy's secret; the second is the name in version 0.2.
-const PROXY_SECRET: [&str; 2] = ["x-kivu-proxy-secret", "x-kivu-front"];
+/// Header with the trusted proxy's secret.
+const PROXY_SECRET: HeaderName = HeaderName::from_static("x-kivu-proxy-secret");
 /// Longer header values are ignored without being hashed.
 const MAX_KEY_BYTES: usize = 512;
 
@@ -176,19 +176,13 @@ impl Guard {
     /// Admits a request to a route that is not open, with its caller where keys are required.
     pub async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
         if let Some(proxy) = &self.proxy {
-            let shown = PROXY_SECRET
-                .iter()
-                .filter_map(|name| request.headers.get(*name)?.to_str().ok());
-            let shown: Vec<&str> = shown.filter(|shown| shown.len() <= MAX_KEY_BYTES).collect();
-            let is_found = match shown.as_slice() {
-                [] => false,
-                shown => proxy
-                    .find(shown)
-                    .await
-                    .map_err(Refusal::unreadable)?
-                    .is_some(),
+            let shown = request.headers.get(PROXY_SECRET);
+            let shown = shown.and_then(|value| value.to_str().ok());
+            let found = match shown.filter(|shown| shown.len() <= MAX_KEY_BYTES) {
+                Some(shown) => proxy.find(&[shown]).await.map_err(Refusal::unreadable)?,
+                None => None,
             };
-            if !is_found {
+            if found.is_none() {
                 return Err(Refusal::new(
                     "not through the trusted proxy",
                     StatusCode::FORBIDDEN,
