@@ -32,7 +32,6 @@ pub mod attribute_type {
     pub const INT: i32 = 2;
     pub const STRING: i32 = 3;
     pub const TENSOR: i32 = 4;
-    pub const GRAPH: i32 = 5;
     pub const INTS: i32 = 7;
 }
 

@@ -48,7 +48,7 @@ pub struct Manifest {
     /// Weight precision and quality loss.
     pub weights: Weights,
     /// Quality of an embedding model's int8 and binary vectors.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub vectors: Option<VectorQuality>,
     /// Settings for the task.
     pub settings: TaskSettings,
@@ -146,13 +146,13 @@ pub enum Quality {
         /// The lowest cosine.
         worst_cosine: f32,
         /// Nearest neighbours compared with fp32; `None` in older versions' bundles.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         neighbours: Option<Neighbours>,
         /// Sparse vectors only: mean overlap of the ten tokens with the largest weights, 0 to 1.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         terms: Option<f32>,
         /// Multi-vectors only: mean absolute score difference over all text pairs; scores are at most 1.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         score_difference: Option<f32>,
     },
     /// Token label scores.
@@ -164,7 +164,7 @@ pub enum Quality {
         /// Share of tokens with the same best label.
         agreement: f32,
         /// Share of both forms' entities that the other form finds, too; absent in bundles of former versions.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         entity_agreement: Option<f32>,
         /// Mean absolute score difference, over all tokens and labels.
         mean_difference: f32,
@@ -207,14 +207,14 @@ pub enum Quality {
         /// Measured texts.
         texts: usize,
         /// chrF2 against fp32, 0 to 100; `None` in older versions' bundles.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         chrf: Option<f32>,
         /// Text similarity: twice the common words, in order, divided by the sum of both word counts.
         similarity: f32,
         /// Share of identical texts.
         identical: f32,
         /// The similarity without the shortlist, for models that have one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         similarity_without_shortlist: Option<f32>,
         /// Share of tokens in the fp32 text for which both models have the same most likely token.
         token_agreement: f32,
@@ -242,7 +242,7 @@ pub struct VectorQuality {
     /// For `int8` and `uint8`, by cosine similarity.
     pub int8: f32,
     /// For `binary` and `ubinary`, by Hamming distance; absent if 8 does not divide the dimensions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub binary: Option<f32>,
 }
 

@@ -23,8 +23,8 @@ const NAME: &str = "elsewhere.json";
 #[derive(Serialize, Deserialize)]
 pub struct ExternalBundles {
     version: String,
-    /// The source of the bundle; earlier versions did not record it.
-    source: Option<PathBuf>,
+    /// The source of the bundle.
+    source: PathBuf,
     id: String,
     bundle: PathBuf,
     /// Identifies the bundle, which may have been replaced.
@@ -41,7 +41,7 @@ impl ExternalBundles {
         );
         Ok(Self {
             version,
-            source: Some(canonical(source)?),
+            source: canonical(source)?,
             id,
             bundle: canonical(path)?,
             digest,
@@ -71,7 +71,7 @@ impl ExternalBundles {
 
     /// The source of the bundle at `path`, if this record is for it.
     pub fn source_of(self, path: &Path) -> Option<PathBuf> {
-        (self.bundle == path && self.is_there()).then_some(self.source)?
+        (self.bundle == path && self.is_there()).then_some(self.source)
     }
 
     /// Whether the bundle exists and was not replaced.

@@ -28,7 +28,7 @@ pub struct JobProgress {
     /// Input path or URL.
     pub input: String,
     /// The input's version or ETag.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Output URL.
     pub output: String,
@@ -47,10 +47,10 @@ pub struct JobProgress {
     /// Rows per second of this process.
     pub rows_per_second: f64,
     /// Share of the input that was read, from 0 to 1, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
     /// Estimated seconds until the end, if the share is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<u64>,
 }
 

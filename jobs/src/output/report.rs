@@ -86,7 +86,7 @@ pub struct Report {
     /// Whether there is an output.
     pub status: Status,
     /// A failed job's error.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The same with the hint apart from the problem and its causes, for this process.
     #[serde(skip)]
@@ -94,18 +94,18 @@ pub struct Report {
     /// Input path or URL.
     pub input: String,
     /// An object's version, or its ETag.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Output path or URL; with a sink, for the rows that it does not have.
     pub output: String,
     /// The sink, without credentials.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sink: Option<String>,
     /// BLAKE3 of a local output, which permits a later job to replace it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub output_digest: Option<String>,
     /// Text column.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub text_column: Option<String>,
     /// Decisions about the input that may be wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -24,7 +24,7 @@ pub struct LabelScoresSettings {
     /// Output name; one value per label.
     pub output: String,
     /// The token in front of a schema, in models that read labels in one (GLiNER2).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_token: Option<String>,
     /// The token before each label.
     pub label_token: String,

@@ -37,13 +37,13 @@ pub struct ClassificationSettings {
     /// Maximum tokens per text or pair, special tokens included.
     pub max_tokens: usize,
     /// The text around pairs; `None` if the tokenizer joins them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PairTemplate>,
     /// The text before queries, and before the first text of other pairs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub query_prompt: Option<String>,
     /// A decoder's padding token, dropped at the end of texts since the last token is read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<u32>,
     /// Whether the labels are languages, as their codes: `/detect` and translation use the first such model.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

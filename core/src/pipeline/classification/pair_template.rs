@@ -20,13 +20,13 @@ pub struct PairTemplate {
     /// Input suffix, never truncated.
     pub suffix: String,
     /// Between the texts and before the suffix, if all parts are tokenized one by one; otherwise, the texts are one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub separator: Option<String>,
     /// Whether a pair may have more tokens than a single text may: see [`AroundPair`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_lenient: bool,
     /// Before an instruction, in templates that have one only if a request does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub instruction: Option<String>,
 }
 

@@ -96,7 +96,7 @@ struct Table {
     unpooled: Option<BTreeMap<String, usize>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tasks: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     default_task: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     placeholders: Vec<u32>,

@@ -36,10 +36,10 @@ pub struct TokenClassificationSettings {
     /// Maximum tokens per text or window, special tokens included.
     pub max_tokens: usize,
     /// The token for unknown words, if it is neither `[UNK]` nor `<unk>`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown_token: Option<u32>,
     /// Tokens on either side on which a token's label depends; absent if it depends on the whole text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
 }
 

@@ -45,7 +45,7 @@ pub struct ZeroShotEntitiesSettings {
     /// for the word as the first, the last and any word of an entity.
     pub output: String,
     /// The token in front of a schema, in models that read labels in one (GLiNER2).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_token: Option<String>,
     /// The token before each label; empty with a label encoder, like the separator.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -54,10 +54,10 @@ pub struct ZeroShotEntitiesSettings {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub separator: String,
     /// Maximum words per entity; `None` in models that score words, not spans.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_entity_words: Option<usize>,
     /// The encoder that reads the labels; `None` in models that read them in front of each text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub label_encoder: Option<LabelEncoderSettings>,
     /// Maximum words per text or window.
     pub max_words: usize,

@@ -23,7 +23,7 @@ pub struct Seq2SeqSettings {
     pub prefix: String,
     /// The token at the end of sources to translate; by default the first of
     /// [`eos_token_ids`](GenerationSettings::eos_token_ids).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub source_end_token_id: Option<i64>,
     /// Tokenizer tokens that the model does not have.
     pub unknown_tokens: Option<UnknownTokens>,
