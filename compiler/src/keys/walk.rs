@@ -229,33 +229,30 @@ impl Walk<'_> {
         let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else {
             return Ok(());
         };
-        let is_known = |code: &Value| {
-            code.as_str()
-                .is_some_and(|code| is_known_code(model_type, code))
+        let code = Family::named(model_type).and_then(|family| family.code.as_ref());
+        let file_of_known = |named: &Value| {
+            let (file, class) = code_path(named.as_str()?)?;
+            let mut classes = code.filter(|code| code.has(file))?.classes.iter();
+            classes
+                .any(|known| class.starts_with(known))
+                .then_some(file)
         };
-        if map
+        let files: Option<BTreeSet<&str>> = map
             .as_object()
-            .is_some_and(|map| map.values().all(is_known))
-        {
-            let code = Family::named(model_type).and_then(|family| family.code.as_ref());
-            let compared = code.filter(|code| !code.known.is_empty());
-            let of_map = map.as_object().into_iter().flat_map(Map::values);
-            let files: BTreeSet<&str> = of_map
-                .filter_map(|code| Some(code_path(code.as_str()?)?.0))
-                .collect();
-            return compared.map_or(Ok(()), |code| {
-                let mut files = files.iter();
-                files.try_for_each(|file| {
-                    self.known_file(folder, "auto_map", &format!("{file}.py"), &code.known)
-                })
-            });
+            .and_then(|map| map.values().map(file_of_known).collect());
+        let Some(files) = files else {
+            let expected = format!("`{model_type}` without code of its own");
+            return self
+                .allowed
+                .pass(ConfigFile::NAME, "auto_map", map, &expected);
+        };
+        let known = code.map_or(&[][..], |code| &code.known[..]);
+        match known.is_empty() {
+            true => Ok(()),
+            false => files.iter().try_for_each(|file| {
+                self.known_file(folder, "auto_map", &format!("{file}.py"), known)
+            }),
         }
-        self.allowed.pass(
-            ConfigFile::NAME,
-            "auto_map",
-            map,
-            &format!("`{model_type}` without code of its own"),
-        )
     }
 
     /// Checks the code of an encoder inside of another model, in families whose layers depend on it.
@@ -495,17 +492,12 @@ impl Walk<'_> {
     /// Refuses a transformer head, or a head's outputs, that the following modules do not expect.
     fn task(&mut self, folder: &ModelFolder, name: &str) -> Result<()> {
         let fields = folder.object(name)?.unwrap_or_default();
-        let has = |class: &str| {
-            Ok::<_, Error>(
-                module_list::modules(self.root)?
-                    .iter()
-                    .any(|module| module.class() == class),
-            )
-        };
-        let (task, output) = match has("Pooling")? || has("MultiVectorMask")? || has("Dense")? {
+        let modules = module_list::modules(self.root)?;
+        let has = |class: &str| modules.iter().any(|module| module.class() == class);
+        let (task, output) = match has("Pooling") || has("MultiVectorMask") || has("Dense") {
             true => ("feature-extraction", "last_hidden_state"),
-            false if has("SpladePooling")? => ("fill-mask", "logits"),
-            false if has("LogitScore")? => ("text-generation", "logits"),
+            false if has("SpladePooling") => ("fill-mask", "logits"),
+            false if has("LogitScore") => ("text-generation", "logits"),
             false if module_list::has_pooling(self.root) => ("sequence-classification", "logits"),
             false => return Ok(()),
         };
@@ -517,50 +509,32 @@ impl Walk<'_> {
         let name = self.name(&folder.join(name));
         let own_task = fields.get("transformer_task").unwrap_or(&Value::Null);
         // By default, a `Transformer` has no head.
-        let lacks_head = task == "fill-mask" && own_task.is_null() && has("Transformer")?;
+        let lacks_head = task == "fill-mask" && own_task.is_null() && has("Transformer");
         if lacks_head || own(Some(own_task), task).is_some() {
             let expected = format!("`transformer_task` `{task}` before these modules");
             self.allowed
                 .pass(&name, "transformer_task", own_task, &expected)?;
         }
-        let modality = |name: &str| {
-            fields
-                .get("modality_config")
-                .and_then(|modalities| modalities.get(name))
-        };
-        if let Some(found) = own(
-            modality("text").and_then(|text| text.get("method_output_name")),
-            output,
-        ) {
+        let modality = |name: &str| fields.get("modality_config")?.get(name);
+        let own_output = modality("text").and_then(|text| text.get("method_output_name"));
+        if let Some(found) = own(own_output, output) {
             let expected = format!("`method_output_name` `{output}` before these modules");
             self.allowed
                 .pass(&name, "method_output_name", &found, &expected)?;
         }
         // With it, texts are put into the chat template, which is not run; Qwen3-Reranker's is known.
         let message = modality("message").unwrap_or(&Value::Null);
-        match (task == "text-generation", message.is_null()) {
-            (true, true) => {
-                self.allowed
-                    .pass(&name, "message", message, "`message` in `modality_config`")
-            }
-            (false, false) => self.allowed.pass(
-                &name,
-                "message",
-                message,
-                "no `message` in `modality_config`",
-            ),
+        let format = message
+            .get("format")
+            .filter(|format| !["auto", "flat"].map(Value::from).contains(format));
+        let (key, found, expected) = match (task == "text-generation", message.is_null(), format) {
+            (true, true, _) => ("message", message, "`message` in `modality_config`"),
+            (false, false, _) => ("message", message, "no `message` in `modality_config`"),
             // The template reads plain texts.
-            _ => match message
-                .get("format")
-                .filter(|format| !["auto", "flat"].map(Value::from).contains(format))
-            {
-                Some(format) => {
-                    self.allowed
-                        .pass(&name, "format", format, "`format` `flat` of a `message`")
-                }
-                None => Ok(()),
-            },
-        }
+            (.., Some(format)) => ("format", format, "`format` `flat` of a `message`"),
+            (.., None) => return Ok(()),
+        };
+        self.allowed.pass(&name, key, found, expected)
     }
 }
 
@@ -574,19 +548,7 @@ fn encoder_keys(config: &ConfigFile) -> Option<String> {
     })
 }
 
-/// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
-fn is_known_code(model_type: &str, code: &str) -> bool {
-    let Some((file, class)) = code_path(code) else {
-        return false;
-    };
-    Family::named(model_type)
-        .and_then(|family| family.code.as_ref())
-        .is_some_and(|code| {
-            code.has(file) && code.classes.iter().any(|known| class.starts_with(known))
-        })
-}
-
-/// The file and the class of an `auto_map` entry.
+/// The file and the class of an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`.
 fn code_path(code: &str) -> Option<(&str, &str)> {
     let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
     path.split_once('.')
