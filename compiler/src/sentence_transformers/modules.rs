@@ -107,10 +107,8 @@ impl Modules {
     /// An empty list, for text vectors with `width` values.
     pub fn of_texts(width: usize) -> Self {
         Self {
-            list: Vec::new(),
-            tokens: width,
             text: Some(width),
-            output: POOLED,
+            ..Self::new(width)
         }
     }
 
@@ -118,9 +116,7 @@ impl Modules {
     pub fn mean(width: usize) -> Self {
         Self {
             list: vec![Module::pooling(Mode::Mean)],
-            tokens: width,
-            text: Some(width),
-            output: POOLED,
+            ..Self::of_texts(width)
         }
     }
 
@@ -128,7 +124,7 @@ impl Modules {
     pub fn last_token(width: usize) -> Self {
         Self {
             list: vec![Module::pooling(Mode::LastToken), Module::Normalize],
-            ..Self::mean(width)
+            ..Self::of_texts(width)
         }
     }
 
@@ -165,9 +161,9 @@ impl Modules {
         let list = vec![Module::pooling(Mode::LastToken), Module::Dense(layer)];
         Self {
             list,
-            tokens: width,
             text: Some(labels),
             output,
+            ..Self::new(width)
         }
     }
 
@@ -287,16 +283,10 @@ impl Modules {
 
     /// Whether a prompt's tokens are pooled.
     pub fn includes_prompt(&self) -> bool {
-        let excludes = |module: &Module| {
-            matches!(
-                module,
-                Module::Pooling(Poolings {
-                    includes_prompt: false,
-                    ..
-                })
-            )
-        };
-        !self.list.iter().any(excludes)
+        self.list.iter().all(|module| match module {
+            Module::Pooling(poolings) => poolings.includes_prompt,
+            _ => true,
+        })
     }
 
     /// SHA-256 of each module's weights.
