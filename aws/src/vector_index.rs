@@ -28,7 +28,22 @@ pub enum IndexName {
         index: String,
     },
     /// By ARN.
-    Arn(String),
+    Arn {
+        /// The ARN.
+        arn: String,
+        /// Its region.
+        region: String,
+    },
+}
+
+impl IndexName {
+    /// The fields of a request: bucket, index and ARN.
+    fn fields(&self) -> [Option<String>; 3] {
+        match self.clone() {
+            Self::Names { bucket, index } => [Some(bucket), Some(index), None],
+            Self::Arn { arn, .. } => [None, None, Some(arn)],
+        }
+    }
 }
 
 /// An index's properties.
@@ -72,8 +87,8 @@ pub struct VectorIndex {
 }
 
 impl VectorIndex {
-    /// Connects with the environment's credentials, in this region or the environment's.
-    pub async fn connect(name: IndexName, region: Option<String>) -> Self {
+    /// Connects with the environment's credentials, in the ARN's region or the environment's.
+    pub async fn connect(name: IndexName) -> Self {
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .operation_attempt_timeout(ATTEMPT_TIMEOUT)
@@ -83,8 +98,8 @@ impl VectorIndex {
             .timeout_config(timeouts)
             // The caller repeats requests.
             .retry_config(RetryConfig::disabled());
-        if let Some(region) = region {
-            defaults = defaults.region(Region::new(region));
+        if let IndexName::Arn { region, .. } = &name {
+            defaults = defaults.region(Region::new(region.clone()));
         }
         Self {
             name,
@@ -94,13 +109,13 @@ impl VectorIndex {
 
     /// Reads the index's properties from the service.
     pub async fn describe(&self) -> Result<IndexForm, IndexError> {
-        let request = self.client.get_index();
-        let request = match self.name.clone() {
-            IndexName::Names { bucket, index } => {
-                request.vector_bucket_name(bucket).index_name(index)
-            }
-            IndexName::Arn(arn) => request.index_arn(arn),
-        };
+        let [bucket, index, arn] = self.name.fields();
+        let request = self
+            .client
+            .get_index()
+            .set_vector_bucket_name(bucket)
+            .set_index_name(index)
+            .set_index_arn(arn);
         let response = request.send().await.map_err(|error| failure(&error))?;
         let index = response
             .index
@@ -119,14 +134,13 @@ impl VectorIndex {
     /// Stores vectors, and replaces ones with the same keys.
     pub async fn put(&self, vectors: &[IndexedVector<'_>]) -> Result<(), IndexError> {
         let vectors = vectors.iter().map(input).collect::<Result<_, _>>()?;
-        let request = self.client.put_vectors().set_vectors(Some(vectors));
-        let request = match self.name.clone() {
-            IndexName::Names { bucket, index } => {
-                request.vector_bucket_name(bucket).index_name(index)
-            }
-            IndexName::Arn(arn) => request.index_arn(arn),
-        };
-        request
+        let [bucket, index, arn] = self.name.fields();
+        self.client
+            .put_vectors()
+            .set_vectors(Some(vectors))
+            .set_vector_bucket_name(bucket)
+            .set_index_name(index)
+            .set_index_arn(arn)
             .send()
             .await
             .map(drop)

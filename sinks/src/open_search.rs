@@ -227,15 +227,13 @@ impl OpenSearch {
             .map(|document| document.lines.as_slice())
             .collect();
         let answer = self.answer("POST", address, &lines.concat()).await?;
-        let items = match self.outcome(&answer, lines.len())? {
-            Outcome::Items(items) => items,
-            Outcome::TooLarge => {
-                batch.large = std::mem::take(&mut batch.pending);
-                return Ok(());
-            }
-        };
+        if answer.status == TOO_LARGE {
+            batch.large = std::mem::take(&mut batch.pending);
+            return Ok(());
+        }
+        let items = self.items(&answer, lines.len())?;
         for (document, item) in std::mem::take(&mut batch.pending).into_iter().zip(items) {
-            match item {
+            match Item::from(item.index) {
                 Item::Stored => {}
                 Item::Refused(reason) => batch.refused.push((document.place, reason)),
                 Item::Passing => batch.pending.push(document),
@@ -273,16 +271,12 @@ impl OpenSearch {
         Box::pin(self.store(right, refusals)).await
     }
 
-    fn outcome(&self, answer: &Answer, count: usize) -> Result<Outcome> {
-        match answer.status {
-            200 => {}
-            TOO_LARGE => return Ok(Outcome::TooLarge),
-            status => {
-                return Err(Error::config(format!(
-                    "cannot write to `{}`: the status is {status}",
-                    self.place
-                )));
-            }
+    fn items(&self, answer: &Answer, count: usize) -> Result<Vec<BulkItem>> {
+        if answer.status != 200 {
+            return Err(Error::config(format!(
+                "cannot write to `{}`: the status is {}",
+                self.place, answer.status
+            )));
         }
         let response: BulkResponse = serde_json::from_slice(&answer.body).map_err(|_| {
             Error::config(format!(
@@ -297,13 +291,7 @@ impl OpenSearch {
                 response.items.len()
             )));
         }
-        Ok(Outcome::Items(
-            response
-                .items
-                .into_iter()
-                .map(|item| item.index.into())
-                .collect(),
-        ))
+        Ok(response.items)
     }
 }
 
@@ -320,11 +308,6 @@ struct Batch {
     refused: Vec<Refusal>,
     /// Too large for one request.
     large: Vec<Document>,
-}
-
-enum Outcome {
-    Items(Vec<Item>),
-    TooLarge,
 }
 
 enum Item {

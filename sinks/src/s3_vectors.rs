@@ -25,79 +25,71 @@ const VALUE_BYTES: usize = 16;
 /// Amazon S3 Vectors.
 pub const S3_VECTORS: SinkKind = SinkKind {
     schemes: &[SCHEME, "arn:"],
-    parse: |text| Ok(Arc::new(VectorIndexId::of(text)?)),
+    parse: |text| Ok(Arc::new(VectorIndexUrl::of(text)?)),
 };
 const SCHEME: &str = "s3vectors://";
 
 /// A vector index, by its bucket's and its own name, or by its ARN.
-#[derive(Clone)]
-enum VectorIndexId {
-    /// In the environment's region.
-    Names {
-        /// Vector bucket.
-        bucket: String,
-        /// Index.
-        index: String,
-    },
-    /// In the ARN's region.
-    Arn(String),
+struct VectorIndexUrl {
+    url: String,
+    name: IndexName,
 }
 
-impl VectorIndexId {
-    fn of(text: &str) -> Result<Self> {
-        let Some(names) = text.strip_prefix(SCHEME) else {
-            return Self::of_arn(text);
+impl VectorIndexUrl {
+    fn of(url: &str) -> Result<Self> {
+        let (expected, name) = match url.strip_prefix(SCHEME) {
+            Some(names) => ("s3vectors://BUCKET/INDEX", of_names(names)),
+            None => (
+                "arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX",
+                of_arn(url),
+            ),
         };
-        match names.split('/').collect::<Vec<_>>().as_slice() {
-            [bucket, index] if !bucket.is_empty() && !index.is_empty() => Ok(Self::Names {
-                bucket: (*bucket).to_owned(),
-                index: (*index).to_owned(),
-            }),
-            _ => Err(Error::config(format!(
-                "expected `s3vectors://BUCKET/INDEX`, but found `{text}`"
-            ))),
-        }
-    }
-
-    /// `arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX`
-    fn of_arn(arn: &str) -> Result<Self> {
-        let parts: Vec<&str> = arn.splitn(6, ':').collect();
-        let resource: Vec<&str> = parts
-            .get(5)
-            .map_or(Vec::new(), |resource| resource.split('/').collect());
-        match (parts.get(2), resource.as_slice()) {
-            (Some(&"s3vectors"), ["bucket", _, "index", _]) => Ok(Self::Arn(arn.to_owned())),
-            _ => Err(Error::config(format!(
-                "expected `arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX`, but found `{arn}`"
-            ))),
-        }
-    }
-
-    /// The ARN's region.
-    fn region(&self) -> Option<&str> {
-        match self {
-            Self::Names { .. } => None,
-            Self::Arn(arn) => arn.split(':').nth(3),
-        }
+        let name =
+            name.ok_or_else(|| Error::config(format!("expected `{expected}`, but found `{url}`")))?;
+        let url = url.to_owned();
+        Ok(Self { url, name })
     }
 }
 
-impl fmt::Display for VectorIndexId {
+fn of_names(names: &str) -> Option<IndexName> {
+    match names.split('/').collect::<Vec<_>>()[..] {
+        [bucket, index] if !bucket.is_empty() && !index.is_empty() => Some(IndexName::Names {
+            bucket: bucket.to_owned(),
+            index: index.to_owned(),
+        }),
+        _ => None,
+    }
+}
+
+fn of_arn(arn: &str) -> Option<IndexName> {
+    let parts: Vec<&str> = arn.splitn(6, ':').collect();
+    let [_, _, "s3vectors", region, _, resource] = parts[..] else {
+        return None;
+    };
+    match resource.split('/').collect::<Vec<_>>()[..] {
+        ["bucket", _, "index", _] => Some(IndexName::Arn {
+            arn: arn.to_owned(),
+            region: region.to_owned(),
+        }),
+        _ => None,
+    }
+}
+
+impl fmt::Display for VectorIndexUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Names { bucket, index } => write!(f, "{SCHEME}{bucket}/{index}"),
-            Self::Arn(arn) => f.write_str(arn),
-        }
+        f.write_str(&self.url)
     }
 }
 
-impl SinkUrl for VectorIndexId {
+impl SinkUrl for VectorIndexUrl {
     fn taken<'a>(&'a self, _: &'a str) -> Vec<&'a str> {
         Vec::new()
     }
 
     fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
-        Ok(Box::new(S3Vectors::connect(self, settings, dimensions)?))
+        Ok(Box::new(S3Vectors::connect(
+            &self.name, settings, dimensions,
+        )?))
     }
 }
 
@@ -112,7 +104,7 @@ struct S3Vectors {
 }
 
 impl S3Vectors {
-    fn connect(id: &VectorIndexId, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+    fn connect(name: &IndexName, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let (place, found) = (settings.url.to_string(), settings.metadata.len());
         if found > MAX_METADATA_NAMES {
             return Err(Error::config(format!(
@@ -120,14 +112,9 @@ impl S3Vectors {
             )));
         }
         let waiting = Waiting::new()?;
-        let name = match id.clone() {
-            VectorIndexId::Names { bucket, index } => IndexName::Names { bucket, index },
-            VectorIndexId::Arn(arn) => IndexName::Arn(arn),
-        };
-        let region = id.region().map(str::to_owned);
         let action = format!("cannot read the vector index `{place}`");
         let (index, form) = waiting.wait(async {
-            let index = VectorIndex::connect(name, region).await;
+            let index = VectorIndex::connect(name.clone()).await;
             let form = retried(&action, async || match index.describe().await {
                 Ok(form) => Ok(form),
                 Err(IndexError::Passing(reason)) => Err(Failure::Passing(reason)),
@@ -299,7 +286,7 @@ mod tests {
 
     #[test]
     fn indexes_have_names_or_an_arn() {
-        let shown = |text| VectorIndexId::of(text).map(|index| index.to_string());
+        let shown = |text| VectorIndexUrl::of(text).map(|index| index.to_string());
         for index in [
             "s3vectors://b/i",
             "arn:aws:s3vectors:eu-west-1:123456789012:bucket/b/index/i",
