@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     answer::Answer,
-    samples::{Texts, named, text_column, texts},
+    samples::{Rows, Texts, named, text_column},
 };
 use crate::files::io as files;
 use kivu::error::{Error, Message, Result, quoted};
@@ -113,10 +113,7 @@ fn columns(path: &Path, own: Option<&Texts>, parquet: Parquet) -> Result<(Texts,
             quoted(file.names())
         ))
     })?;
-    let read = |column: String| {
-        let rows = file.rows(&[&column], MAX_VECTORS)?;
-        texts(path, &rows, &[&column], 0)
-    };
+    let read = |column: String| Rows::read(&file, path, &[&column], MAX_VECTORS)?.texts(0);
     let column = named(&file, &TEXT);
     let own_texts = match (own, column) {
         (None, Some(column)) => Texts::new(read(column)?, path)?,

@@ -159,8 +159,8 @@ impl Texts {
             Some(column) => column,
             None => text_column(path, &file)?,
         };
-        let rows = file.rows(&[&column], MAX_TEXTS)?;
-        Self::new(texts(path, &rows, &[&column], 0)?, path)
+        let texts = Rows::read(&file, path, &[&column], MAX_TEXTS)?.texts(0)?;
+        Self::new(texts, path)
     }
 
     /// Texts that were read from `path`.
@@ -241,16 +241,15 @@ impl Pairs {
             }))
         })?;
         let names: Vec<&str> = columns.names.iter().map(String::as_str).collect();
-        let rows = file.rows(&names, MAX_PAIRS)?;
-        if rows.len() < MIN_PAIRS {
+        let rows = Rows::read(&file, path, &names, MAX_PAIRS)?;
+        if rows.rows.len() < MIN_PAIRS {
             return Err(Error::config(format!(
                 "expected at least {MIN_PAIRS} rows in `{shown}`, but found {}",
-                rows.len()
+                rows.rows.len()
             )));
         }
-        let column = |place| texts(path, &rows, &names, place);
         let pairs = || {
-            let pairs = column(0)?.into_iter().zip(column(1)?);
+            let pairs = rows.texts(0)?.into_iter().zip(rows.texts(1)?);
             Ok::<_, Error>(
                 pairs
                     .map(|(first, second)| [first, second])
@@ -260,7 +259,7 @@ impl Pairs {
         match columns.kind {
             Kind::Scores => {
                 let pairs = pairs()?;
-                let scores = scores(path, &rows, &names, 2)?;
+                let scores = rows.scores(2)?;
                 if scores.iter().all(|score| *score == scores[0]) {
                     return Err(Error::config(format!(
                         "expected different scores in `{shown}`, but found {} in all rows",
@@ -270,13 +269,10 @@ impl Pairs {
                 }
                 Ok(Self::Scores(pairs, scores))
             }
-            Kind::Labels => Ok(Self::Labels(
-                pairs()?,
-                several(path, labels(path, &rows, &names, 2)?)?,
-            )),
+            Kind::Labels => Ok(Self::Labels(pairs()?, rows.labels(2)?)),
             Kind::LabelledTexts => Ok(Self::LabelledTexts(LabelledTexts {
-                texts: column(0)?,
-                labels: several(path, labels(path, &rows, &names, 1)?)?,
+                texts: rows.texts(0)?,
+                labels: rows.labels(1)?,
                 asked: None,
             })),
             Kind::References => Ok(Self::References(pairs()?)),
@@ -467,60 +463,88 @@ pub fn named(file: &ColumnFile, names: &[&str]) -> Option<String> {
     names.iter().find(known).map(|name| (*name).to_owned())
 }
 
-/// The texts in a column.
-pub fn texts(
-    path: &Path,
-    rows: &[Vec<Value>],
-    names: &[&str],
-    place: usize,
-) -> Result<Vec<String>> {
-    let text = |(row, values): (usize, &Vec<Value>)| match &values[place] {
-        Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
-        other => Err(unexpected(path, "a text", names[place], row, other)),
-    };
-    rows.iter().enumerate().map(text).collect()
+/// Rows of some of a file's columns.
+pub struct Rows<'a> {
+    path: &'a Path,
+    names: &'a [&'a str],
+    rows: Vec<Vec<Value>>,
 }
 
-/// The numbers in a column, which CSV has as texts.
-fn scores(path: &Path, rows: &[Vec<Value>], names: &[&str], place: usize) -> Result<Vec<f64>> {
-    let score = |(row, values): (usize, &Vec<Value>)| {
-        let found = match &values[place] {
-            Value::Number(number) => number.as_f64(),
-            Value::String(text) => text.trim().parse().ok(),
-            _ => None,
-        };
-        let finite = found.filter(|score| score.is_finite());
-        finite.ok_or_else(|| unexpected(path, "a finite number", names[place], row, &values[place]))
-    };
-    rows.iter().enumerate().map(score).collect()
-}
-
-/// The labels in a column: texts, whole numbers or booleans.
-fn labels(path: &Path, rows: &[Vec<Value>], names: &[&str], place: usize) -> Result<Vec<String>> {
-    let label = |(row, values): (usize, &Vec<Value>)| match &values[place] {
-        Value::String(text) if !text.trim().is_empty() => Ok(text.trim().to_owned()),
-        Value::Number(number) if !number.is_f64() => Ok(number.to_string()),
-        Value::Bool(is_so) => Ok(is_so.to_string()),
-        other => Err(unexpected(path, "a label", names[place], row, other)),
-    };
-    rows.iter().enumerate().map(label).collect()
-}
-
-/// Refuses labels that are all the same.
-fn several(path: &Path, labels: Vec<String>) -> Result<Vec<String>> {
-    if labels.iter().all(|label| *label == labels[0]) {
-        return Err(Error::config(format!(
-            "expected different labels in `{}`, but found `{}` in all rows",
-            path.display(),
-            labels[0]
-        )));
+impl<'a> Rows<'a> {
+    /// Reads the columns with these names, in at most `max` rows.
+    pub fn read(
+        file: &ColumnFile,
+        path: &'a Path,
+        names: &'a [&'a str],
+        max: usize,
+    ) -> Result<Self> {
+        let rows = file.rows(names, max)?;
+        Ok(Self { path, names, rows })
     }
-    Ok(labels)
+
+    /// The texts in the column at this place.
+    pub fn texts(&self, place: usize) -> Result<Vec<String>> {
+        self.values(place, "a text", |value| match value {
+            Value::String(text) if !text.trim().is_empty() => Some(text.clone()),
+            _ => None,
+        })
+    }
+
+    /// The numbers in a column, which CSV has as texts.
+    fn scores(&self, place: usize) -> Result<Vec<f64>> {
+        self.values(place, "a finite number", |value| {
+            let score: f64 = match value {
+                Value::Number(number) => number.as_f64()?,
+                Value::String(text) => text.trim().parse().ok()?,
+                _ => return None,
+            };
+            score.is_finite().then_some(score)
+        })
+    }
+
+    /// The labels in a column, which are not all the same: texts, whole numbers or booleans.
+    fn labels(&self, place: usize) -> Result<Vec<String>> {
+        let labels = self.values(place, "a label", |value| match value {
+            Value::String(text) if !text.trim().is_empty() => Some(text.trim().to_owned()),
+            Value::Number(number) if !number.is_f64() => Some(number.to_string()),
+            Value::Bool(is_so) => Some(is_so.to_string()),
+            _ => None,
+        })?;
+        if labels.iter().all(|label| *label == labels[0]) {
+            return Err(Error::config(format!(
+                "expected different labels in `{}`, but found `{}` in all rows",
+                self.path.display(),
+                labels[0]
+            )));
+        }
+        Ok(labels)
+    }
+
+    /// The values in a column. The error for one that is not what is expected does not show it, since it is a user's.
+    fn values<T>(
+        &self,
+        place: usize,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let value = |(row, values): (usize, &Vec<Value>)| {
+            let found = &values[place];
+            read(found).ok_or_else(|| {
+                Error::config(format!(
+                    "expected {expected} in `{}` of `{}`, but found {} in row {}",
+                    self.names[place],
+                    self.path.display(),
+                    kind_of(found),
+                    row + 1
+                ))
+            })
+        };
+        self.rows.iter().enumerate().map(value).collect()
+    }
 }
 
-/// Error for a value, whose content, which is a user's, it does not show.
-fn unexpected(path: &Path, expected: &str, column: &str, row: usize, found: &Value) -> Error {
-    let found = match found {
+fn kind_of(unexpected: &Value) -> &'static str {
+    match unexpected {
         Value::Null => "nothing",
         Value::String(text) if text.trim().is_empty() => "an empty text",
         Value::String(_) => "another text",
@@ -528,12 +552,7 @@ fn unexpected(path: &Path, expected: &str, column: &str, row: usize, found: &Val
         Value::Bool(_) => "a boolean",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
-    };
-    Error::config(format!(
-        "expected {expected} in `{column}` of `{}`, but found {found} in row {}",
-        path.display(),
-        row + 1
-    ))
+    }
 }
 
 #[cfg(test)]
