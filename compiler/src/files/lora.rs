@@ -89,14 +89,6 @@ pub struct Matrices {
     pub sha256: String,
 }
 
-/// A module's low-rank matrices.
-#[derive(Clone, Copy)]
-struct MatrixPair<'a> {
-    /// The first one's name in the adapter.
-    name: &'a str,
-    module: &'a str,
-}
-
 impl Adapter {
     /// Reads the configuration in `folder`; adapters other than LoRA are refused.
     pub fn open(folder: &Path) -> Result<Self> {
@@ -150,7 +142,8 @@ impl Adapter {
         for (name, tensor) in &adapter.tensors {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(name);
             if let Some(module) = inner.strip_suffix(".lora_A.weight") {
-                self.add_pair(MatrixPair { name, module }, &adapter, weights, names.prefix)?;
+                let target = weights.find_mut(&format!("{module}.weight"), names.prefix);
+                self.add_pair(module, name, &adapter, target)?;
             } else if let Some(module) = inner.strip_suffix(".lora_B.weight") {
                 if !adapter.has(&name.replace(".lora_B.weight", ".lora_A.weight")) {
                     return Err(missing("`lora_A`", module));
@@ -217,13 +210,13 @@ impl Adapter {
         }
     }
 
-    /// Adds the product of a module's two matrices.
+    /// Adds the product of a module's two matrices, the first of which has this name.
     fn add_pair(
         &self,
-        MatrixPair { name, module }: MatrixPair<'_>,
+        module: &str,
+        name: &str,
         adapter: &Weights,
-        weights: &mut Weights,
-        prefix: &str,
+        target: Option<&mut Weight>,
     ) -> Result<()> {
         self.check_target(module, name)?;
         let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
@@ -232,13 +225,8 @@ impl Adapter {
             .tensors
             .get(&up)
             .ok_or_else(|| missing("`lora_B`", module))?;
-        let target = weights.find_mut(&format!("{module}.weight"), prefix);
-        self.add(
-            target.ok_or_else(|| missing("a weight in the model", module))?,
-            up,
-            down,
-            module,
-        )
+        let target = target.ok_or_else(|| missing("a weight in the model", module))?;
+        self.add(target, up, down, module)
     }
 
     /// `target += scale × up · down`.
