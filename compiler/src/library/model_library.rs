@@ -448,37 +448,30 @@ struct Prepared {
 
 impl Prepared {
     fn new<P: Progress>(model: &NamedModel, scratch: &Path, tools: &Tools<'_, P>) -> Result<Self> {
+        let local = |id, path| Self {
+            id,
+            name: None,
+            path,
+            fetched: None,
+            _scratch: None,
+        };
         Ok(match model {
             NamedModel::Recipe(recipe) => {
                 let scratch = Scratch::new_in(scratch)?;
                 let path = recipe.write(scratch.path())?;
                 Self {
-                    id: recipe_id(recipe),
-                    name: None,
-                    path,
-                    fetched: None,
                     _scratch: Some(scratch),
+                    ..local(recipe_id(recipe), path)
                 }
             }
-            NamedModel::Path(path) => {
-                let id = path_id(path)?;
-                Self {
-                    id,
-                    name: None,
-                    path: path.clone(),
-                    fetched: None,
-                    _scratch: None,
-                }
-            }
+            NamedModel::Path(path) => local(path_id(path)?, path.clone()),
             NamedModel::Repository(name) => {
                 let fetched = hub::fetch(name, &tools.config.hub, tools.progress)?;
-                let (id, path) = (fetched.id.clone(), fetched.folder.clone());
+                let found = local(fetched.id.clone(), fetched.folder.clone());
                 Self {
-                    id,
                     name: Some(name.short().to_owned()),
-                    path,
                     fetched: Some(fetched),
-                    _scratch: None,
+                    ..found
                 }
             }
         })

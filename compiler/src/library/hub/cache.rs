@@ -10,7 +10,7 @@ use std::{
 };
 
 use sha1::Sha1;
-use sha2::{Digest, Sha256};
+use sha2::{Digest, Sha256, digest::DynDigest};
 use tokio::time::sleep;
 
 use super::{
@@ -258,25 +258,19 @@ pub fn is_intact(path: &Path, hash: &str) -> Result<bool> {
 }
 
 /// Blob hash: SHA-256, or for 40 digits Git's SHA-1.
-pub enum Hasher {
-    Sha256(Sha256),
-    Git(Sha1),
-}
+pub struct Hasher(Box<dyn DynDigest + Send>);
 
 impl Hasher {
     /// Creates a hasher for `size` bytes with the expected hash `expected`.
     pub fn new(expected: &str, size: u64) -> Self {
-        match expected.len() {
-            40 => Self::Git(Sha1::new().chain_update(format!("blob {size}\0"))),
-            _ => Self::Sha256(Sha256::new()),
-        }
+        Self(match expected.len() {
+            40 => Box::new(Sha1::new().chain_update(format!("blob {size}\0"))),
+            _ => Box::new(Sha256::new()),
+        })
     }
 
     pub fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Sha256(hash) => hash.update(bytes),
-            Self::Git(hash) => hash.update(bytes),
-        }
+        self.0.update(bytes);
     }
 
     /// Hashes a file from its current position on.
@@ -291,10 +285,7 @@ impl Hasher {
     }
 
     pub fn finish(self) -> String {
-        match self {
-            Self::Sha256(hash) => hex(&hash.finalize()),
-            Self::Git(hash) => hex(&hash.finalize()),
-        }
+        hex(&self.0.finalize())
     }
 }
 
