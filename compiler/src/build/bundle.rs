@@ -603,7 +603,7 @@ impl<'a> Model<'a> {
             });
         };
         let folders = [reference.folder.as_path(), &graphs.folder];
-        let pair = quality::step_comparison::Forms { folders }.open(runtime, settings)?;
+        let pair = quality::step_comparison::Pair::open(runtime, folders, settings)?;
         let bytes = [reference.bytes, graphs.bytes];
         let (quality, comparison) =
             quality::step_comparison::measure(&pair, texts, bytes, progress)?;

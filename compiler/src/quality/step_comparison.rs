@@ -60,42 +60,6 @@ const UNKNOWN: u32 = 1;
 /// Timeout per text.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Written graphs: fp32 and quantized. The second folder is the bundle's, with its tokenizers and its shortlist.
-pub struct Forms<'a> {
-    /// Folder of the fp32 graphs, then of the quantized ones.
-    pub folders: [&'a Path; 2],
-}
-
-impl Forms<'_> {
-    /// Opens both graphs, each for half the CPUs.
-    pub fn open(&self, runtime: Runtime, settings: &Seq2SeqSettings) -> Result<Pair> {
-        let threads =
-            thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
-        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let [reference, quantized] = self.folders;
-        let forms: [Form; 2] = [
-            open_graphs(runtime, reference, threads)?,
-            open_graphs(runtime, quantized, threads)?,
-        ];
-        let Files {
-            tokenizer,
-            target,
-            shortlist,
-        } = Files::read(quantized, settings)?;
-        let route = Route::seq2seq(Some(Arc::clone(&forms[0])), None);
-        let parts = Seq2SeqParts {
-            tokenizer,
-            target,
-            shortlist: shortlist.map(Arc::new),
-            route,
-        };
-        Ok(Pair {
-            generator: Generator::new(&Seq2SeqPipeline::new(parts, settings.clone())?),
-            forms,
-        })
-    }
-}
-
 /// Generates texts with both forms in a build.
 pub fn measure(
     pair: &Pair,
@@ -161,22 +125,8 @@ pub fn check(
     settings: &Seq2SeqSettings,
 ) -> Result<Seq2SeqPipeline> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let Files {
-        tokenizer,
-        target,
-        shortlist,
-    } = Files::read(folder, settings)?;
-    let route = Route::seq2seq(Some(open_graphs(runtime, folder, threads)?), None);
-    let shortlist = shortlist.map(Arc::new);
-    let pipeline = Seq2SeqPipeline::new(
-        Seq2SeqParts {
-            tokenizer,
-            target,
-            shortlist,
-            route,
-        },
-        settings.clone(),
-    )?;
+    let graphs = open_graphs(runtime, folder, threads)?;
+    let pipeline = open_pipeline(folder, settings, graphs)?;
     let options = options(&pipeline, MAX_CHECKED_TOKENS);
     let text = texts(&settings.languages, 0)
         .take(1)
@@ -211,29 +161,23 @@ fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'sta
     short.take((count as usize).max(MIN_TEXTS))
 }
 
-/// A bundle's tokenizers and shortlist.
-struct Files {
-    tokenizer: Arc<Tokenizer>,
-    target: Arc<Tokenizer>,
-    shortlist: Option<Shortlist>,
-}
-
-impl Files {
-    fn read(folder: &Path, settings: &Seq2SeqSettings) -> Result<Self> {
-        let read = |name: &str| read(&folder.join(name));
-        let tokenizer = Arc::new(Tokenizer::from_json(&read(TOKENIZER)?)?);
-        let target = settings.target_tokenizer.as_deref().unwrap_or(TOKENIZER);
-        let target = Arc::new(Tokenizer::from_json(&read(target)?)?);
-        let shortlist = settings.shortlist.as_deref();
-        let shortlist = shortlist
-            .map(|name| Shortlist::from_bytes(&read(name)?))
-            .transpose()?;
-        Ok(Self {
-            tokenizer,
-            target,
-            shortlist,
-        })
-    }
+/// The pipeline of these graphs, with the tokenizers and the shortlist of the bundle in `folder`.
+fn open_pipeline(
+    folder: &Path,
+    settings: &Seq2SeqSettings,
+    graphs: Form,
+) -> Result<Seq2SeqPipeline> {
+    let read = |name: &str| read(&folder.join(name));
+    let tokenizer = |name: &str| Tokenizer::from_json(&read(name)?).map(Arc::new);
+    let shortlist = |name: &str| Shortlist::from_bytes(&read(name)?).map(Arc::new);
+    let target = settings.target_tokenizer.as_deref().unwrap_or(TOKENIZER);
+    let parts = Seq2SeqParts {
+        tokenizer: tokenizer(TOKENIZER)?,
+        target: tokenizer(target)?,
+        shortlist: settings.shortlist.as_deref().map(shortlist).transpose()?,
+        route: Route::seq2seq(Some(graphs), None),
+    };
+    Seq2SeqPipeline::new(parts, settings.clone())
 }
 
 fn open_graphs(runtime: Runtime, folder: &Path, threads: NonZeroUsize) -> Result<Form> {
@@ -323,6 +267,24 @@ struct Step {
 }
 
 impl Pair {
+    /// Opens written graphs in these folders, in fp32 and quantized, each for half the CPUs. The second folder is the
+    /// bundle's, with its tokenizers and its shortlist.
+    pub fn open(
+        runtime: Runtime,
+        [reference, quantized]: [&Path; 2],
+        settings: &Seq2SeqSettings,
+    ) -> Result<Self> {
+        let threads =
+            thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
+        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let reference = open_graphs(runtime, reference, threads)?;
+        let pipeline = open_pipeline(quantized, settings, Arc::clone(&reference))?;
+        Ok(Self {
+            generator: Generator::new(&pipeline),
+            forms: [reference, open_graphs(runtime, quantized, threads)?],
+        })
+    }
+
     /// Compares both forms' texts, with one `progress` step per text.
     fn totals(&self, texts: &[&str], progress: &dyn Progress) -> Result<Totals> {
         progress.stage("measure the quality", texts.len());
