@@ -249,11 +249,7 @@ pub fn add_static_queries(
 
 /// gte-multilingual-base's head: its only label is the token weight.
 fn gte_weights(config: &EncoderConfig, weights: &Weights) -> Result<Dense> {
-    let bias = weights.take_whole("classifier.bias", &[1])?.values.clone();
-    Dense::of_weights(
-        weights.take_whole("classifier.weight", &[1, config.encoder_limits.hidden])?,
-        Some(bias),
-    )
+    Dense::with_bias(weights, "classifier.", [1, config.encoder_limits.hidden])
 }
 
 /// Token weight settings; special tokens have no weight.
@@ -295,11 +291,7 @@ fn add_heads(
             .get("weight")
             .and_then(|weight| weight.shape.first().copied());
         let outputs = outputs.or(found).unwrap_or(0);
-        let bias = weights.take_whole("bias", &[outputs])?.values.clone();
-        let layer = Dense::of_weights(
-            weights.take_whole("weight", &[outputs, hidden])?,
-            Some(bias),
-        )?;
+        let layer = Dense::with_bias(&weights, "", [outputs, hidden])?;
         Ok::<_, Error>(layer.with_source(&weights.sha256))
     };
     let named =

@@ -131,12 +131,7 @@ impl Modules {
     /// Appends a linear layer on text vectors, with weights called `name`.
     pub fn project(&mut self, weights: &Weights, name: &str, outputs: usize) -> Result<()> {
         let inputs = self.dimensions()?;
-        let bias = weights
-            .take_whole(&format!("{name}.bias"), &[outputs])?
-            .values
-            .clone();
-        let weight = weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
-        let layer = Dense::of_weights(weight, Some(bias))?;
+        let layer = Dense::with_bias(weights, &format!("{name}."), [outputs, inputs])?;
         self.list.push(Module::Dense(Dense {
             is_of_tokens: false,
             ..layer
@@ -532,6 +527,13 @@ impl Dense {
             residual: Residual::None,
             source: None,
         })
+    }
+
+    /// A layer for token vectors with the weights and the bias whose full names begin with `prefix`, and no activation.
+    pub fn with_bias(weights: &Weights, prefix: &str, shape: [usize; 2]) -> Result<Self> {
+        let bias = weights.take_whole(&format!("{prefix}bias"), &shape[..1])?;
+        let weight = weights.take_whole(&format!("{prefix}weight"), &shape)?;
+        Self::of_weights(weight, Some(bias.values.clone()))
     }
 
     /// The same layer, whose weights are from another file, with its SHA-256.
