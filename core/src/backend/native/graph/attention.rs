@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         self.require_mask(node, mask)?;
-        let shape = self.integers(shape).ok_or_else(refuse)?;
+        let shape: Vec<i64> = self.integers(shape).ok_or_else(refuse)?;
         let number = |number: i64| usize::try_from(number).ok();
         let [heads, key_heads, before, after] = shape[..] else {
             return Err(refuse());
@@ -122,22 +122,14 @@ impl<'a> Reader<'a> {
             after: side(after),
         };
         let scale: Array<f32> = self.array(scale, 1)?;
-        let bias = match slopes.as_str() {
-            "" => DistanceBias::None,
-            slopes => DistanceBias::Slopes(self.array(slopes, heads)?),
-        };
+        let slopes = self.optional_array(slopes, heads)?;
+        let bias = slopes.map_or(DistanceBias::None, DistanceBias::Slopes);
         let rotary = match frequencies.as_str() {
             "" => None,
             name => Some(self.rotary_settings(name, rotation, growth)?),
         };
-        let cap = match cap {
-            "" => None,
-            name => Some(self.array::<f32>(name, 1)?[0]),
-        };
-        let sinks = match sinks {
-            "" => None,
-            name => Some(self.array(name, heads)?),
-        };
+        let cap: Option<Array<f32>> = self.optional_array(cap, 1)?;
+        let sinks = self.optional_array(sinks, heads)?;
         let is_of_tokens = matches!(self.meaning(ids)?, Meaning::Ids);
         let queries_are_tokens = self.values[self.view(queries)?.value].per == Per::Token;
         if !is_of_tokens || !queries_are_tokens {
@@ -147,7 +139,7 @@ impl<'a> Reader<'a> {
             heads,
             key_heads,
             scale: Some(scale[0]),
-            cap,
+            cap: cap.map(|cap| cap[0]),
             sinks,
             rotary,
             window,
@@ -174,10 +166,7 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         };
         self.require_mask(node, mask)?;
-        let heads = self
-            .scalar(heads)
-            .and_then(|heads| usize::try_from(heads).ok())
-            .unwrap_or(0);
+        let heads: usize = self.scalar(heads).unwrap_or(0);
         let scale: Array<f32> = self.array(scale, 1)?;
         let vectors = self.distance_vectors(columns, tables)?.ok_or_else(refuse)?;
         let head_size = self.by_row(queries)?.width.checked_div(heads);
@@ -205,13 +194,8 @@ impl<'a> Reader<'a> {
         columns: &str,
         tables: &[String],
     ) -> Result<Option<DistanceVectors>> {
-        let count = self
-            .tensor(columns)?
-            .dims
-            .first()
-            .and_then(|count| usize::try_from(*count).ok());
         // Copied, since the file may change.
-        let columns: Array<i64> = self.array(columns, count.unwrap_or(0))?;
+        let columns: Array<i64> = self.array(columns, self.length(columns)?)?;
         let columns: Option<Vec<u32>> = columns
             .iter()
             .map(|column| u32::try_from(*column).ok())
@@ -230,17 +214,10 @@ impl<'a> Reader<'a> {
             .saturating_mul(*panels)
             .saturating_mul(*size)
             .saturating_mul(COLUMNS);
-        let table = |name: &str| {
-            if name.is_empty() {
-                Ok(None)
-            } else {
-                self.array(name, length).map(Some)
-            }
-        };
         let tables = DistanceTables {
             shape: [*heads, *panels, *size],
-            keys: table(keys)?,
-            queries: table(queries)?,
+            keys: self.optional_array(keys, length)?,
+            queries: self.optional_array(queries, length)?,
         };
         Ok(DistanceVectors::new(columns, tables))
     }
@@ -259,14 +236,9 @@ impl<'a> Reader<'a> {
         let frequencies: Array<f32> = self.array(name, rows.saturating_mul(pairs))?;
         let parameters = match rotation {
             "" => vec![1.0],
-            rotation => {
-                let count = self
-                    .tensor(rotation)?
-                    .dims
-                    .first()
-                    .and_then(|count| usize::try_from(*count).ok());
-                self.array::<f32>(rotation, count.unwrap_or(0))?.to_vec()
-            }
+            rotation => self
+                .array::<f32>(rotation, self.length(rotation)?)?
+                .to_vec(),
         };
         let tokens = |positions: f32| Some(positions as usize).filter(|positions| *positions > 0);
         let (amplitude, lengths) = match (rows, &parameters[..]) {

@@ -32,24 +32,25 @@ impl<'a> Reader<'a> {
         found.ok_or_else(|| unsupported(&format!("`{name}` of shape {shape:?} as a matrix")))
     }
 
-    pub fn scalar(&self, name: &str) -> Option<i64> {
-        self.integers(name)?.first().copied()
+    /// Length of a constant's first axis.
+    pub fn length(&self, name: &str) -> Result<usize> {
+        let first = self.tensor(name)?.dims.first();
+        Ok(first.map_or(0, |side| usize::try_from(*side).unwrap_or(0)))
     }
 
-    pub fn integers(&self, name: &str) -> Option<Vec<i64>> {
+    pub fn scalar<T: TryFrom<i64>>(&self, name: &str) -> Option<T> {
+        self.integers(name)?.into_iter().next()
+    }
+
+    /// INT64 numbers, which must all be of this type.
+    pub fn integers<T: TryFrom<i64>>(&self, name: &str) -> Option<Vec<T>> {
         let tensor = self
             .constants
             .get(name)
             .filter(|tensor| tensor.data_type == data_type::INT64)?;
-        Some(
-            tensor
-                .raw_data
-                .as_chunks()
-                .0
-                .iter()
-                .map(|bytes| i64::from_le_bytes(*bytes))
-                .collect(),
-        )
+        let (numbers, _) = tensor.raw_data.as_chunks();
+        let number = |bytes: &[u8; 8]| i64::from_le_bytes(*bytes).try_into().ok();
+        numbers.iter().map(number).collect()
     }
 
     /// A constant with `length` numbers, in any of the types of [`Floats`].
@@ -61,6 +62,18 @@ impl<'a> Reader<'a> {
             // ONNX Runtime's graphs in int8 have such lookups.
             _ => return Err(unsupported(&format!("the type of `{name}`"))),
         })
+    }
+
+    /// A constant with `length` elements; `None` for an input without a name.
+    pub fn optional_array<T: Pod + Send>(
+        &self,
+        name: &str,
+        length: usize,
+    ) -> Result<Option<Array<T>>> {
+        match name {
+            "" => Ok(None),
+            name => self.array(name, length).map(Some),
+        }
     }
 
     /// A constant with `length` elements.

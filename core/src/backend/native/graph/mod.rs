@@ -345,11 +345,8 @@ impl<'a> Reader<'a> {
         let (rows, width) = self.shape(input(0))?;
         let table = Table::Fp32(self.floats(input(0), rows * width)?);
         if node.op_type == "PositionsAfterPadding" {
-            let padding = self
-                .scalar(input(2))
-                .and_then(|padding| u32::try_from(padding).ok());
             let no_padding = || unsupported(&format!("no padding id in `{}`", node.name));
-            self.padding = Some(padding.ok_or_else(no_padding)?);
+            self.padding = Some(self.scalar(input(2)).ok_or_else(no_padding)?);
         }
         self.lookup(table, rows, width, Index::Position)
     }
@@ -384,6 +381,16 @@ impl<'a> Reader<'a> {
                 "attention whose result, `{name}`, is not projected"
             ))),
             false => Ok(view),
+        }
+    }
+
+    /// A value with a row per token that stages other than row stages can read, and its width.
+    fn tokens(&self, node: &NodeProto, name: &str) -> Result<(ValueId, usize)> {
+        self.by_row(name)?;
+        let value = self.whole(name)?;
+        match self.values[value].per {
+            Per::Token => Ok((value, self.values[value].width)),
+            Per::Text => Err(other_inputs(node)),
         }
     }
 

@@ -43,19 +43,13 @@ impl<'a> Reader<'a> {
 
     /// Each token's row between its neighbours' rows, see `compiler/src/onnx/functions.rs`.
     pub fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || other_inputs(node);
         let [input, mask, count] = inputs(node)?;
         self.require_mask(node, mask)?;
-        self.by_row(input)?;
-        let input = self.whole(input)?;
-        let Value { per, width, .. } = self.values[input];
-        let count = self
-            .scalar(count)
-            .and_then(|count| usize::try_from(count).ok());
-        let odd = count.filter(|count| count % 2 == 1 && *count <= MAX_NEIGHBOURS);
-        let Some(count) = odd.filter(|_| per == Per::Token) else {
-            return Err(refuse());
-        };
+        let (input, width) = self.tokens(node, input)?;
+        let count: Option<usize> = self.scalar(count);
+        let count = count
+            .filter(|count| count % 2 == 1 && *count <= MAX_NEIGHBOURS)
+            .ok_or_else(|| other_inputs(node))?;
         self.emit(Per::Token, count * width, |out| RowOperation::Neighbours {
             input,
             before: count / 2,
@@ -65,16 +59,10 @@ impl<'a> Reader<'a> {
 
     /// Each token's row is its predecessor's.
     pub fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || other_inputs(node);
         let [input, mask] = inputs(node)?;
         self.require_mask(node, mask)?;
-        self.by_row(input)?;
-        let input = self.whole(input)?;
-        let Value { per, width, .. } = self.values[input];
-        if per != Per::Token {
-            return Err(refuse());
-        }
-        self.emit(per, width, |out| RowOperation::Neighbours {
+        let (input, width) = self.tokens(node, input)?;
+        self.emit(Per::Token, width, |out| RowOperation::Neighbours {
             input,
             before: 1,
             out,
@@ -83,31 +71,22 @@ impl<'a> Reader<'a> {
 
     /// A gated convolution, see `compiler/src/onnx/functions.rs`.
     pub fn gated_convolution(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || other_inputs(node);
         let [input, mask, taps, before, bias] = inputs(node)?;
         self.require_mask(node, mask)?;
-        self.by_row(input)?;
-        let input = self.whole(input)?;
-        let Value {
-            per, width: inputs, ..
-        } = self.values[input];
+        let (input, inputs) = self.tokens(node, input)?;
         let (count, width) = self.shape(taps)?;
         self.check_width(width)?;
-        let before = self
-            .scalar(before)
-            .and_then(|before| usize::try_from(before).ok())
+        let before: Option<usize> = self.scalar(before);
+        let before = before
             .filter(|before| *before < count && count <= MAX_NEIGHBOURS)
-            .filter(|_| per == Per::Token && width.checked_mul(3) == Some(inputs))
-            .ok_or_else(refuse)?;
+            .filter(|_| width.checked_mul(3) == Some(inputs))
+            .ok_or_else(|| other_inputs(node))?;
         let convolution = Convolution {
             taps: self.array(taps, count * width)?,
             before,
-            bias: match bias.as_str() {
-                "" => None,
-                bias => Some(self.array(bias, width)?),
-            },
+            bias: self.optional_array(bias, width)?,
         };
-        self.emit(per, width, |out| RowOperation::GatedConvolution {
+        self.emit(Per::Token, width, |out| RowOperation::GatedConvolution {
             input,
             convolution,
             out,
@@ -194,21 +173,14 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         };
         self.require_mask(node, mask)?;
-        self.by_row(input)?;
-        let input = self.whole(input)?;
-        let Value {
-            per, width: inputs, ..
-        } = self.values[input];
+        let (input, inputs) = self.tokens(node, input)?;
         let layer = self.either_layer(inputs, constants)?.ok_or_else(refuse)?;
-        let width = self
-            .scalar(width)
-            .and_then(|width| usize::try_from(width).ok())
-            .unwrap_or(0);
+        let width: usize = self.scalar(width).unwrap_or(0);
         let panel = match layer {
             Layer::Int8(_) => LANES,
             Layer::Fp32(_) => COLUMNS,
         };
-        if per != Per::Token || width == 0 || layer.outputs() != width.next_multiple_of(panel) {
+        if width == 0 || layer.outputs() != width.next_multiple_of(panel) {
             return Err(refuse());
         }
         let out = self.value(Per::Text, width);
@@ -318,16 +290,10 @@ impl<'a> Reader<'a> {
         }
         self.check_width(inputs)?;
         self.check_width(outputs)?;
-        let shape = self.integers(shape).unwrap_or_default();
-        let shape: Vec<usize> = shape
-            .into_iter()
-            .filter_map(|side| usize::try_from(side).ok())
-            .collect();
-        let [count, rank] = shape[..] else {
+        let Some(&[count, rank]) = self.integers(shape).as_deref() else {
             return Err(refuse());
         };
-        let numbers = count
-            .checked_mul(rank)
+        let numbers = usize::checked_mul(count, rank)
             .filter(|numbers| *numbers > 0)
             .ok_or_else(refuse)?;
         // Rows with the numbers of all tasks have zeros behind them, and so have the matrices behind their own rows.
@@ -360,11 +326,6 @@ impl<'a> Reader<'a> {
         self.by_row(input)?;
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
-        let shape = self.integers(shape).unwrap_or_default();
-        let shape: Vec<usize> = shape
-            .into_iter()
-            .filter_map(|side| usize::try_from(side).ok())
-            .collect();
         let (gate, constants) = match (form, others) {
             (ExpertForm::Plain, constants) => (None, constants),
             (ExpertForm::Gated, [gate, constants @ ..]) => {
@@ -374,7 +335,7 @@ impl<'a> Reader<'a> {
             }
             (ExpertForm::Gated, []) => return Err(refuse()),
         };
-        let &[count, top] = &shape[..] else {
+        let Some(&[count, top]) = self.integers(shape).as_deref() else {
             return Err(refuse());
         };
         self.check_width(width)?;
@@ -465,8 +426,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn norm(&self, node: &NodeProto, [gain, bias]: [&str; 2]) -> Result<Norm> {
-        let width = self.tensor(gain)?.dims.first().copied().unwrap_or(0);
-        let width = usize::try_from(width).unwrap_or(0);
+        let width = self.length(gain)?;
         let epsilon = float(node, "epsilon").unwrap_or(1e-5);
         let centers = !node.op_type.contains("Simplified");
         self.check_width(width)?;
@@ -510,7 +470,7 @@ impl<'a> Reader<'a> {
             return Err(other_inputs(node));
         };
         let view = self.view(input)?;
-        let shape = self.integers(shape).unwrap_or_default();
+        let shape: Vec<i64> = self.integers(shape).unwrap_or_default();
         match shape[..] {
             [0, 0, ref widths @ ..] if widths.iter().product::<i64>() == view.width as i64 => {
                 Ok(Meaning::Rows(view))
@@ -617,15 +577,11 @@ impl<'a> Reader<'a> {
         } = self.view(name)?;
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let parts = node.output.len();
-        let widths = match node.input.get(1) {
+        let widths: Vec<usize> = match node.input.get(1) {
             Some(lengths) => self.integers(lengths).ok_or_else(refuse)?,
-            None if parts > 0 => vec![(width / parts) as i64; parts],
+            None if parts > 0 => vec![width / parts; parts],
             None => return Err(refuse()),
         };
-        let widths: Vec<usize> = widths
-            .into_iter()
-            .filter_map(|width| usize::try_from(width).ok())
-            .collect();
         let total = widths
             .iter()
             .try_fold(0_usize, |sum, width| sum.checked_add(*width));

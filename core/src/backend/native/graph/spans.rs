@@ -26,18 +26,15 @@ const TRANSFORMER_EPSILON: f32 = 1e-5;
 impl<'a> Reader<'a> {
     /// Vectors of the tokens that begin words.
     pub fn words(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || other_inputs(node);
         let [tokens, words] = inputs(node)?;
-        self.by_row(tokens)?;
-        let input = self.whole(tokens)?;
-        let Value { per, width, .. } = self.values[input];
+        let (input, width) = self.tokens(node, tokens)?;
         let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
-        match is_numbers && per == Per::Token && width.is_multiple_of(LANES) {
+        match is_numbers && width.is_multiple_of(LANES) {
             true => Ok(Meaning::Words {
                 input: Some(input),
                 layers: 0,
             }),
-            false => Err(refuse()),
+            false => Err(other_inputs(node)),
         }
     }
 
@@ -90,11 +87,7 @@ impl<'a> Reader<'a> {
         let (mut head, mut constants) = self.head(node)?;
         let (width, wide) = (head.width, 2 * head.width);
         let longest = constants.longest()?;
-        let tokens = self.integers(constants.next()?).unwrap_or_default();
-        let tokens: Option<Vec<u32>> = tokens
-            .iter()
-            .map(|token| u32::try_from(*token).ok())
-            .collect();
+        let tokens = self.integers(constants.next()?);
         let Some(&[schema, field, end, class]) = tokens.as_deref() else {
             return Err(constants.refusal());
         };
@@ -155,7 +148,8 @@ impl<'a> Reader<'a> {
     pub fn text_scores(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
         let (head, mut constants) = self.head(node)?;
         let width = head.width;
-        let Some(&[is_mean, is_normalized]) = self.integers(constants.next()?).as_deref() else {
+        let flags: Option<Vec<i64>> = self.integers(constants.next()?);
+        let Some(&[is_mean, is_normalized]) = flags.as_deref() else {
             return Err(constants.refusal());
         };
         let scale: Array<f32> = self.array(constants.next()?, 1)?;
@@ -202,10 +196,7 @@ impl<'a> Reader<'a> {
             [tokens, ids, vectors, words, marker, constants @ ..]
                 if !node.op_type.starts_with("Labelled") =>
             {
-                let marker = self
-                    .scalar(marker)
-                    .and_then(|marker| u32::try_from(marker).ok());
-                let marker = marker.ok_or_else(refuse)?;
+                let marker = self.scalar(marker).ok_or_else(refuse)?;
                 let Meaning::Ids = self.meaning(ids)? else {
                     return Err(refuse());
                 };
@@ -283,11 +274,7 @@ impl<'a> Reader<'a> {
         [weights, bias]: [&str; 2],
         [inputs, outputs]: [usize; 2],
     ) -> Result<Dense> {
-        let bias = if bias.is_empty() {
-            None
-        } else {
-            Some(self.array(bias, outputs)?)
-        };
+        let bias = self.optional_array(bias, outputs)?;
         let weights = Floats::F32(self.array(weights, inputs.saturating_mul(outputs))?);
         Ok(Dense {
             outputs,
@@ -364,7 +351,6 @@ impl<'a> Constants<'_, 'a> {
     fn longest(&mut self) -> Result<usize> {
         let longest = self.reader.scalar(self.next()?);
         longest
-            .and_then(|longest| usize::try_from(longest).ok())
             .filter(|longest| (1..=MAX_LENGTHS).contains(longest))
             .ok_or_else(|| self.refusal())
     }
