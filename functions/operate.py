@@ -38,6 +38,10 @@ CONCURRENCY = ("lambda", "L-B99A9384")
 ALIAS = "live"
 # Header of the proxy's secret, which CloudFront sends.
 PROXY_HEADER = "x-kivu-proxy-secret"
+# The staging label of a secret's version before it is the current one.
+NEXT = "kivu-next"
+# Attempts to change a secret that other operators change at the same time.
+TRIES = 10
 # Fields of a function's configuration that a version fixes.
 CONFIGURATION = (
     "CodeSha256", "MemorySize", "Timeout", "Role", "KMSKeyArn", "Architectures", "Environment", "VpcConfig", "TracingConfig",
@@ -315,11 +319,33 @@ def key(options):
     if not secret:
         sys.exit("error: expected a deployment with AuthMode=keys, but found no secret of keys")
     lines = dict(line.split(": ", 1) for line in kivu(options, "key", options.name, *options.limits).splitlines())
-    secrets = boto3.client("secretsmanager")
-    known = secrets.get_secret_value(SecretId=secret)["SecretString"]
-    secrets.put_secret_value(SecretId=secret, SecretString=f"{known.rstrip()}\n{lines['line'].strip()}\n")
+    line = lines["line"].strip()
+    # After a lost response, the line may be there.
+    change_secret(secret, lambda known: known if line in known.splitlines() else f"{known.rstrip()}\n{line}\n")
     print(lines["key"].strip())
     print("It is valid within seconds; to revoke it, remove its line from the secret.", file=sys.stderr)
+
+
+def change_secret(secret, changed):
+    """Replaces a secret's text, and returns the new one. Nothing is lost if another operator replaces it at the same time."""
+    secrets = boto3.client("secretsmanager")
+    for _ in range(TRIES):
+        current = secrets.get_secret_value(SecretId=secret)
+        text = changed(current["SecretString"])
+        if text == current["SecretString"]:
+            return text
+        version = secrets.put_secret_value(SecretId=secret, SecretString=text, VersionStages=[NEXT])["VersionId"]
+        try:
+            # Fails if the version that was read is no longer the current one; writing the text alone would replace any.
+            secrets.update_secret_version_stage(
+                SecretId=secret, VersionStage="AWSCURRENT", MoveToVersionId=version, RemoveFromVersionId=current["VersionId"]
+            )
+            return text
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "InvalidParameterException":
+                raise
+            refusal = error
+    raise refusal
 
 
 def kivu(options, *arguments):
@@ -344,11 +370,9 @@ def rotate(options):
     headers = [header for header in headers if header["HeaderName"].lower() == PROXY_HEADER]
     if not headers:
         sys.exit(f"error: expected the distribution to send {PROXY_HEADER}, but found no such header")
-    value = secrets.get_secret_value(SecretId=secret)["SecretString"]
+    new = secrets.get_random_password(PasswordLength=64, ExcludePunctuation=True)["RandomPassword"]
     # After an interrupted rotation CloudFront has the previous value, which another rotation would make invalid.
-    if all(header["HeaderValue"] == value for header in headers):
-        value = secrets.get_random_password(PasswordLength=64, ExcludePunctuation=True)["RandomPassword"]
-        secrets.put_secret_value(SecretId=secret, SecretString=value)
+    value = change_secret(secret, lambda value: new if all(header["HeaderValue"] == value for header in headers) else value)
     for header in headers:
         header["HeaderValue"] = value
     cloudfront.update_distribution(Id=distribution, IfMatch=deployed["ETag"], DistributionConfig=deployed["DistributionConfig"])

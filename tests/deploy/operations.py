@@ -21,7 +21,7 @@ import restores  # noqa: E402
 
 OUTPUTS = {
     "ProxySecret": "secret", "Distribution": "E1", "Function": "kivu-api", "Uploads": "uploads", "DeadLetters": "dead",
-    "LargeFiles": "machine", "ModelBucket": "models",
+    "LargeFiles": "machine", "ModelBucket": "models", "Keys": "keys",
 }
 DIGEST = "sha256:" + "0" * 64
 
@@ -31,7 +31,9 @@ class Aws:
 
     def __init__(self, secret="old", header="old", weights=None, fails=False, parameters=()):
         self.parameters = parameters if parameters is None else dict(parameters)
-        self.secret, self.header, self.weights, self.fails = secret, header, weights, fails
+        self.versions, self.current, self.header, self.weights, self.fails = [secret], 0, header, weights, fails
+        # Texts that other operators write, each while a command changes the secret.
+        self.others = []
         self.uploaded, self.resumed, self.deleted, self.has_repository = [], [], [], True
 
     def describe_stacks(self, **_):
@@ -51,11 +53,25 @@ class Aws:
         headers = DistributionConfig["Origins"]["Items"][0]["CustomHeaders"]["Items"]
         (self.header,) = {header["HeaderValue"] for header in headers}
 
-    def get_secret_value(self, SecretId):
-        return {"SecretString": self.secret}
+    @property
+    def secret(self):
+        return self.versions[self.current]
 
-    def put_secret_value(self, SecretId, SecretString):
-        self.secret = SecretString
+    def get_secret_value(self, SecretId):
+        return {"SecretString": self.secret, "VersionId": str(self.current)}
+
+    def put_secret_value(self, SecretId, SecretString, VersionStages=("AWSCURRENT",)):
+        self.versions.append(SecretString)
+        if "AWSCURRENT" in VersionStages:
+            self.current = len(self.versions) - 1
+        return {"VersionId": str(len(self.versions) - 1)}
+
+    def update_secret_version_stage(self, SecretId, VersionStage, MoveToVersionId, RemoveFromVersionId):
+        if self.others:
+            self.put_secret_value(SecretId, self.others.pop(0)(self.secret))
+        if RemoveFromVersionId != str(self.current):
+            raise operate.ClientError({"Error": {"Code": "InvalidParameterException"}}, "UpdateSecretVersionStage")
+        self.current = int(MoveToVersionId)
 
     def get_random_password(self, **_):
         return {"RandomPassword": f"after {self.secret}"}
@@ -144,6 +160,22 @@ class Functions(Aws):
     def get_function_configuration(self, FunctionName):
         is_alias = FunctionName.endswith(":live")
         return {"Version": "3" if is_alias else "$LATEST", "MemorySize": 1024, "Timeout": 29} | ({self.stale: 0} if self.stale and is_alias else {})
+
+
+def keys():
+    """Keys that several operators make at the same time are all in the secret; so is a value after a rotation at the same time."""
+    made = lambda command, **_: SimpleNamespace(returncode=0, stdout=f"key: kivu_1\nline: {command[2]}:0\n")
+    subprocesses, operate.subprocess = operate.subprocess, SimpleNamespace(run=made)
+    for others in (["bob:0"], ["bob:0", "carol:0"]):
+        aws = Aws(secret="# none\n")
+        aws.others = [lambda known, line=line: f"{known}{line}\n" for line in others]
+        expect("a key", "kivu_1\n", run("key", aws, name="alice", limits=[], kivu="kivu"))
+        expect("all keys", ["# none", *others, "alice:0"], aws.secret.splitlines())
+    operate.subprocess = subprocesses
+    aws = Aws()
+    aws.others = [lambda _: "new"]
+    run("rotate", aws)
+    expect("a rotation beside another", ("new", "new"), (aws.secret, aws.header))
 
 
 def missing_settings():
@@ -241,6 +273,7 @@ def main():
     run("rotate", aws)
     expect("its completion, without another secret", ("after old", "after old"), (aws.secret, aws.header))
 
+    keys()
     missing_settings()
     settings()
     memory()
