@@ -82,8 +82,8 @@ class Image:
                 raise ImageError(f"the base `{base}` has no image for {wanted}, but for {', '.join(sorted(platforms)) or 'no architecture'}; choose another BASE")
             manifest = registry.manifest(platforms[wanted])
         config = json.loads(self._fetched(registry, manifest["config"]["digest"]).read_bytes())
-        if config["architecture"] != wanted:
-            raise ImageError(f"the base `{base}` is for {config['architecture']}, but the function for {wanted}; choose another BASE")
+        if (found := (config.get("os"), config.get("architecture"))) != ("linux", wanted):
+            raise ImageError(f"the base `{base}` is for {'/'.join(map(str, found))}, but the function for linux/{wanted}; choose another BASE")
         for layer in manifest["layers"]:
             found = self._fetched(registry, layer["digest"])
             if found.stat().st_size != layer["size"]:

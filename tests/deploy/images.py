@@ -233,6 +233,13 @@ def push_base(host, folder):
     put("other", index | {"manifests": manifests[1:]})
     put("zstd", found.json() | {"mediaType": image.MANIFEST, "layers": [each | {"mediaType": f"{image.LAYER}+zstd"} for each in found.json()["layers"]],
                                 "config": requests.get(f"http://{host}/v2/base/manifests/amd64", headers={"Accept": image.MANIFEST}).json()["config"]})
+    config = requests.get(f"http://{host}/v2/base/blobs/{found.json()['config']['digest']}").json()
+    for tag, of in (("windows", {"os": "windows"}), ("unnamed", {"os": None})):
+        blob = folder / tag
+        blob.write_text(json.dumps(config | {"architecture": "amd64"} | of))
+        digest = f"sha256:{hashlib.sha256(blob.read_bytes()).hexdigest()}"
+        registry.Registry(f"{host}/base").upload(digest, blob)
+        put(tag, found.json() | {"mediaType": image.MANIFEST, "config": found.json()["config"] | {"digest": digest, "size": blob.stat().st_size}})
 
 
 def answered(root):
@@ -388,7 +395,9 @@ def large_blobs_continue(open_registry, folder):
 def bad_images_are_refused(open_registry, folder, function, base):
     refused = lambda what, message, base, architecture="x86_64": expect_refusal(what, message, image.make, function, "api", architecture, base, folder / "bad")
     refused("a base that does not exist", "404 MANIFEST_UNKNOWN", f"{open_registry.host}/base:none")
-    refused("a base of another architecture", "is for arm64, but the function for amd64", f"{open_registry.host}/base:arm64")
+    refused("a base of another architecture", "is for linux/arm64, but the function for linux/amd64", f"{open_registry.host}/base:arm64")
+    refused("a base of another system", "is for windows/amd64, but the function for linux/amd64", f"{open_registry.host}/base:windows")
+    refused("a base without a system", "is for None/amd64, but the function for linux/amd64", f"{open_registry.host}/base:unnamed")
     refused("a base without the architecture", "has no image for amd64, but for arm64", f"{open_registry.host}/base:other")
     refused("a base that Lambda cannot read", "which Lambda does not read", f"{open_registry.host}/base:zstd")
     refused("a function of another architecture", "set ARCHITECTURE", base, "arm64")
