@@ -75,7 +75,10 @@ def _in_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     async def run(*arguments: P.args, **options: P.kwargs) -> R:
         import asyncio
 
-        return await asyncio.to_thread(method, *arguments, **options)
+        # As they are now: the thread may begin later.
+        given: Any = [each.copy() if isinstance(each, list) else each for each in arguments]
+        named: Any = {name: each.copy() if isinstance(each, list) else each for name, each in options.items()}
+        return await asyncio.to_thread(method, *given, **named)
 
     run.__name__ = f"a{method.__name__}"
     run.__qualname__ = f"Model.a{method.__name__}"

@@ -10,7 +10,7 @@ _METHODS = ("tolist", "to_list", "to_pylist")
 
 
 def as_list(value, argument):
-    """Returns the texts as a list, and whether `value` is a single text. The native module checks each text."""
+    """Returns the texts as a list of their own, and whether `value` is a single text. The native module checks each text."""
     if isinstance(value, str):
         return [value], True
     found = _listed(value)
@@ -25,8 +25,9 @@ def as_list(value, argument):
 
 
 def _listed(value):
+    # A copy, since other threads and tasks may change theirs during the call.
     if isinstance(value, list):
-        return value
+        return value.copy()
     # Iterators of tables and dictionaries yield names, and sets have no order.
     if isinstance(value, (bytes, bytearray, memoryview, Mapping, Set)) and not isinstance(value, KeysView):
         return None

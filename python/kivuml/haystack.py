@@ -67,6 +67,7 @@ class KivuDocumentEmbedder(_Embedder):
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
+        documents = list(documents)  # Other threads may change theirs.
         if not documents:
             return {"documents": []}
         vectors = self._encode([document.content for document in documents], False)

@@ -275,6 +275,35 @@ class Inputs(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, r"`texts\[1\]` to be a string, but found `NoneType`"):
             model("minilm").encode(polars.Series(["a", None]))
 
+    def test_lists_may_change_during_calls(self):
+        minilm, texts = model("minilm"), TEXTS.copy()
+
+        class Changing:
+            description = minilm._native.description
+
+            def run(self, *arguments):
+                texts[:] = ["other"] * 9
+                return minilm._native.run(*arguments)
+
+        async def changed(run, *arguments):
+            job = asyncio.ensure_future(run(*arguments))
+            await asyncio.sleep(0)
+            texts.clear()
+            return await job
+
+        changing, expected = kivuml.Model(Changing(), "minilm", {}), minilm.encode(TEXTS)
+        for size in (1024, 2):
+            texts[:] = TEXTS
+            with mock.patch("kivuml._model._BATCH", size):
+                np.testing.assert_array_equal(changing.encode(texts), expected)
+        expected = minilm.rank("ferry", TEXTS, return_documents=True)
+        texts[:] = TEXTS
+        self.assertEqual(changing.rank("ferry", texts, return_documents=True), expected)
+        for run, arguments in ((minilm.arank, ("ferry", texts)), (minilm.atokenize, (texts,))):
+            texts[:] = TEXTS
+            found = asyncio.run(changed(run, *arguments))
+            self.assertEqual(len(found), len(TEXTS))
+
     def test_bad_input_has_the_servers_words(self):
         import pandas
 
