@@ -391,7 +391,8 @@ def rollback(options):
     earlier = [number for version in versions_of(functions, name) if (number := int(version["Version"])) < current]
     if not earlier:
         sys.exit(f"error: expected a version before {current}, but found none")
-    functions.update_alias(FunctionName=name, Name=ALIAS, FunctionVersion=str(max(earlier)))
+    # Fails if a release has begun since the alias was read.
+    functions.update_alias(FunctionName=name, Name=ALIAS, FunctionVersion=str(max(earlier)), RevisionId=alias["RevisionId"])
     print(f"{name} is at version {max(earlier)}, after {current}; the next `make deploy` with a change publishes another one")
 
 

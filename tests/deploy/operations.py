@@ -34,6 +34,7 @@ class Aws:
         self.versions, self.current, self.header, self.weights, self.fails = [secret], 0, header, weights, fails
         # Texts that other operators write, each while a command changes the secret.
         self.others = []
+        self.revision = 0
         self.uploaded, self.resumed, self.deleted, self.has_repository = [], [], [], True
 
     def describe_stacks(self, **_):
@@ -80,7 +81,8 @@ class Aws:
         return SimpleNamespace(wait=lambda **_: None)
 
     def get_alias(self, **_):
-        return {"FunctionVersion": "3", "RoutingConfig": {"AdditionalVersionWeights": self.weights} if self.weights else None}
+        weights = {"AdditionalVersionWeights": self.weights} if self.weights else None
+        return {"FunctionVersion": "3", "RevisionId": str(self.revision), "RoutingConfig": weights}
 
     def get_paginator(self, name):
         page = {
@@ -89,7 +91,9 @@ class Aws:
         }[name]
         return SimpleNamespace(paginate=lambda **_: [page])
 
-    def update_alias(self, FunctionVersion, **_):
+    def update_alias(self, FunctionVersion, RevisionId, **_):
+        if RevisionId != str(self.revision):
+            raise operate.ClientError({"Error": {"Code": "PreconditionFailedException"}}, "UpdateAlias")
         self.version = FunctionVersion
 
     def get_queue_attributes(self, **_):
@@ -138,6 +142,16 @@ def run(command, aws, **options):
 def expect(what, expected, found):
     if expected != found:
         sys.exit(f"{what}: expected {expected!r}, but found {found!r}")
+
+
+class Released(Aws):
+    """A deployment in which a release begins after the alias was read."""
+
+    version = None
+
+    def get_paginator(self, name):
+        self.revision += 1
+        return super().get_paginator(name)
 
 
 class Functions(Aws):
@@ -287,6 +301,10 @@ def main():
     run("rollback", aws)
     expect("the version after a rollback", "1", aws.version)
     expect("a rollback during a release", True, "release in progress" in run("rollback", Aws(weights={"4": 0.1})))
+    aws = Released()
+    with contextlib.suppress(operate.ClientError):
+        run("rollback", aws)
+    expect("the version after a release that began meanwhile", None, aws.version)
 
     aws = Aws()
     found = run("redrive", aws)
