@@ -119,6 +119,17 @@ pub struct Encodings {
 }
 
 impl Encodings {
+    /// One input per text, without labels.
+    fn new(list: Vec<Encoding>, texts: Vec<Option<String>>, tokenization: Duration) -> Self {
+        Self {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text: 1,
+        }
+    }
+
     /// Token ids of the input at `index`, special tokens included.
     pub fn ids(&self, index: usize) -> &[u32] {
         &self.list[index].ids
@@ -287,11 +298,8 @@ impl InputTokenizer<'_> {
         let (encoded, tokenization) = tokenize_each(inputs, sizes, self.deadline, encode).await?;
         let (list, texts) = encoded.into_iter().unzip();
         Ok(Encodings {
-            list,
-            texts,
-            labels: None,
-            tokenization,
             inputs_per_text,
+            ..Encodings::new(list, texts, tokenization)
         })
     }
 
@@ -360,13 +368,7 @@ impl InputTokenizer<'_> {
         });
         let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
         let texts = vec![None; list.len()];
-        let encodings = Encodings {
-            list,
-            texts,
-            labels: None,
-            tokenization,
-            inputs_per_text: 1,
-        };
+        let encodings = Encodings::new(list, texts, tokenization);
         Ok(EncodedWindows { encodings, places })
     }
 
@@ -379,14 +381,8 @@ impl InputTokenizer<'_> {
         check_size(size, MAX_BYTES)?;
         let (tokenizer, started) = (Arc::clone(self.tokenizer), Instant::now());
         let (list, found) = tokenize(size, self.deadline, move || write(&tokenizer)).await?;
-        let encodings = Encodings {
-            texts: vec![None; list.len()],
-            list,
-            labels: None,
-            tokenization: started.elapsed(),
-            inputs_per_text: 1,
-        };
-        Ok((encodings, found))
+        let texts = vec![None; list.len()];
+        Ok((Encodings::new(list, texts, started.elapsed()), found))
     }
 
     /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
@@ -402,15 +398,7 @@ impl InputTokenizer<'_> {
             Ok((encoding, keeps_text.then_some(text), parts))
         };
         let (encoding, text, parts) = tokenize(size, self.deadline, work).await?;
-        let tokenization = started.elapsed();
-        let (list, texts) = (vec![encoding], vec![text]);
-        let encodings = Encodings {
-            list,
-            texts,
-            labels: None,
-            tokenization,
-            inputs_per_text: 1,
-        };
+        let encodings = Encodings::new(vec![encoding], vec![text], started.elapsed());
         Ok((encodings, parts))
     }
 }

@@ -282,13 +282,7 @@ impl Grouping<'_> {
     fn word(&self, parts: &[WordPart]) -> Result<Piece> {
         let tokens = || parts.iter().map(|part| &part.token);
         let (label, score) = match self.aggregation {
-            Aggregation::Max => {
-                // Ties go to the first label.
-                let bests = tokens().map(|token| best(&token.scores));
-                bests
-                    .reduce(|found, next| if next.1 > found.1 { next } else { found })
-                    .unwrap_or((0, 0.0))
-            }
+            Aggregation::Max => largest(tokens().map(|token| best(&token.scores))),
             Aggregation::Average => best(&mean(tokens().map(|token| &token.scores[..]))),
             _ => parts
                 .first()
@@ -424,7 +418,10 @@ impl WordPart {
 
 /// Index and value of the highest score; ties go to the first.
 fn best(scores: &[f32]) -> (usize, f32) {
-    let scores = scores.iter().copied().enumerate();
+    largest(scores.iter().copied().enumerate())
+}
+
+fn largest(scores: impl Iterator<Item = (usize, f32)>) -> (usize, f32) {
     scores
         .reduce(|found, next| if next.1 > found.1 { next } else { found })
         .unwrap_or((0, 0.0))
