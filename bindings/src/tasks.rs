@@ -307,7 +307,7 @@ fn generation_parameters(parameters: &str) -> Result<TextToTextParameters> {
     match count.filter(|count| *count > 1) {
         None => Ok(parameters),
         Some(count) => Err(Error::invalid(format!(
-            "expected one text for each text, but found `num_return_sequences` {count}"
+            "`num_return_sequences` {count} is not supported: each text has one result here"
         ))
         .with_hint("leave it out")),
     }

@@ -46,7 +46,7 @@ pub fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> Result<(
 /// The error for labels in a request to a model that takes none.
 pub fn unused(model: &Model, name: &str) -> Error {
     Error::invalid(format!(
-        "expected a model that takes `{name}`, but `{}` is for `{}`",
+        "`{name}` is not supported: `{}` is for `{}`",
         model.name, model.manifest.task
     ))
     .with_hint("`model`, or `models/NAME` in the path, selects another one")

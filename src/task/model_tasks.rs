@@ -119,7 +119,7 @@ impl Model {
         match &self.pipeline {
             Pipeline::ZeroShotEntities(pipeline) => parameters.prepare(pipeline, &self.scope()),
             Pipeline::TokenClassification(_) => Err(Error::invalid(format!(
-                "expected a model that reads schemas for `schema`, but found `{}`, which has labels of its own",
+                "`schema` is not supported: `{}` has labels of its own",
                 self.name
             ))),
             _ => Err(self.is_not_for(Task::TokenClassification)),

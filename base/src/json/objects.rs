@@ -214,7 +214,7 @@ impl Found {
             Self::Unknown => fields.next_value_seed(Objects::new(seed)),
             Self::Known(inner) => fields.next_value_seed(Objects::with(seed, inner)),
             Self::Misspelt(name, right) => Err(A::Error::custom(format_args!(
-                "{REFUSED}{}` is no field of this API; use `{right}`",
+                "{REFUSED}{}` is not a field of this API; use `{right}`",
                 name.escape_debug()
             ))),
             Self::Refused(field) => {

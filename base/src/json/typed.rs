@@ -266,9 +266,9 @@ mod tests {
         let errors = errors.map(|body| error(&body).unwrap());
         insta::assert_snapshot!(errors.join("\n"), @r"
         `images` is not supported: models read texts
-        `dimension` is no field of this API; use `dimensions`
-        `dimensons` is no field of this API; use `dimensions`
-        `options.num_ctc` is no field of this API; use `num_ctx`
+        `dimension` is not a field of this API; use `dimensions`
+        `dimensons` is not a field of this API; use `dimensions`
+        `options.num_ctc` is not a field of this API; use `num_ctx`
         `options.mode: 2` is not supported: leave it out
         `texts[0].mode` is not supported: leave it out
         `texts[1].mode: true` is not supported: leave it out

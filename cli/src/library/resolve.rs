@@ -80,7 +80,7 @@ pub fn load_runtime(config: &Config) -> Result<Runtime> {
 pub fn require_local(out: &Path) -> Result<()> {
     match Url::of_location(out)? {
         None => Ok(()),
-        Some(url) => Err(Error::config(format!("`{url}` is no local path"))
+        Some(url) => Err(Error::config(format!("`{url}` is not a local path"))
             .with_hint("`kivu push` uploads bundles")),
     }
 }

@@ -316,7 +316,7 @@ fn in_precision(
     match origin {
         Some(model) => for_comparison(&model, &options, config),
         None => Err(Error::config(format!(
-            "expected to know the source of `{}`, but found only its name, `{}`",
+            "the source of `{}` is unknown: the bundle has only its name, `{}`",
             named.display(),
             manifest.source.from
         ))

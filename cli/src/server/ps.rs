@@ -128,8 +128,9 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
         request = request.header(AUTHORIZATION, format!("Bearer {key}"));
     }
     let request = request.body(Body::empty());
-    let request =
-        request.map_err(|error| Error::config_because("the key is not a header value", error))?;
+    let request = request.map_err(|error| {
+        Error::config_because("the key has a character that headers cannot have", error)
+    })?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let unreachable = |error: Box<dyn std::error::Error + Send + Sync>| {
         Error::config_because(

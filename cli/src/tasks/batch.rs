@@ -202,9 +202,9 @@ pub fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> 
     let query = (parameters.query.is_some() && task != Task::TextRanking).then_some("query");
     match query.or_else(|| parameters.options.without_effect(&model.pipeline)) {
         Some(name) => Err(Error::config(format!(
-            "expected options for `{}` (`{task}`), but found `--{}`, which has no effect on it",
-            model.name,
-            argument(name)
+            "`--{}` has no effect with `{}`, which is for `{task}`",
+            argument(name),
+            model.name
         ))
         .with_hint("omit the option, or choose another model")),
         None => Ok(()),
@@ -250,7 +250,7 @@ fn sink(arguments: &Arguments, sinks: Sinks) -> Result<Option<SinkSettings>> {
     ];
     match options.iter().find(|(_, is_set)| *is_set) {
         Some((option, _)) => Err(Error::config(format!(
-            "expected a database's URL for OUTPUT with `{option}`, but found a file"
+            "`{option}` is for a database, but OUTPUT is a file"
         ))
         .with_hint("omit the option")),
         None => Ok(None),
@@ -268,7 +268,7 @@ fn failed_rows(arguments: &Arguments) -> Result<PathBuf> {
             Ok(input.with_file_name(format!("failed-{name}")))
         }
         _ => Err(Error::config(
-            "expected `--failed FILE` for the rows that are not stored, because INPUT is no local file",
+            "expected `--failed FILE` for the rows that are not stored, because INPUT is not a local file",
         )),
     }
 }

@@ -341,7 +341,7 @@ fn read_mapping(path: &Path, redacted: Option<&PathBuf>, is_edited: bool) -> Res
     // The parser's message may contain an original.
     let found: MappingFile = serde_json::from_str(&text).map_err(|_| {
         Error::config(format!(
-            "`{}` is no mapping of `kivu redact`",
+            "`{}` is not a mapping of `kivu redact`",
             path.display()
         ))
     })?;
@@ -442,7 +442,7 @@ impl NewFile {
         require_local(path)?;
         let Some(name) = name(path).filter(|name| name != STANDARD) else {
             return Err(Error::config(format!(
-                "`{}` is no name of a new file",
+                "`{}` is not a name for a new file",
                 path.display()
             )));
         };
@@ -630,7 +630,7 @@ mod tests {
         fs::write(folder.path().join("a.txt"), "a@b.org").unwrap();
         let given = arguments(folder.path(), "a.txt", "-", Style::Label);
         let error = run(&given, &Config::default()).unwrap_err().to_string();
-        assert!(error.ends_with("` is no name of a new file"), "{error}");
+        assert!(error.ends_with("` is not a name for a new file"), "{error}");
     }
 
     #[test]

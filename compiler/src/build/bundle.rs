@@ -112,11 +112,15 @@ pub fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Res
         };
         let last: Vec<u32> = ids.last().copied().into_iter().collect();
         let decode = |skips_special| tokenizer.decode(&last, skips_special);
-        if ids.len() >= limit || after.is_empty() && decode(true)? != decode(false)? {
+        if ids.len() >= limit {
             return Err(Error::model(format!(
-                "expected a prompt `{name}` of less than {limit} tokens, the most of a text, and without a special token at \
-                 its end, since it is not pooled, but found {} tokens",
+                "the prompt `{name}` has {} tokens, but a text has at most {limit} with it",
                 ids.len()
+            )));
+        }
+        if after.is_empty() && decode(true)? != decode(false)? {
+            return Err(Error::model(format!(
+                "the prompt `{name}` ends with a special token, which `include_prompt` false does not support"
             )));
         }
         counts.insert(

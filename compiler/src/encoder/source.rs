@@ -302,15 +302,15 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native if !heads.suit_native_engine() => {
             return Err(Error::model(
-                "expected one pooling (cls, mean or last token), and then text layers without a \
-                 sigmoid, for the native engine, but found other modules, or spans",
+                "the native engine does not run the model's modules: it needs one pooling (cls, mean or \
+                 last token), and after it layers without a sigmoid",
             )
             .with_hint("use `--engine auto`"));
         }
         EngineChoice::Native => {
             return Err(Error::model(format!(
-                "expected a family that `docs/bundle-reference.md` lists, with vectors of a \
-                 multiple of {LANES} values, for the native engine, but found `{}` with {} values",
+                "the native engine does not run `{}` with vectors of {} values: it needs a family in \
+                 `docs/bundle-reference.md`, and a multiple of {LANES}",
                 encoder_limits.architecture, encoder_limits.hidden
             ))
             .with_hint("use `--engine auto`"));

@@ -61,7 +61,7 @@ impl Set {
         fields: &Map<String, Value>,
         key: &str,
         value: &Value,
-    ) -> std::result::Result<(), Option<String>> {
+    ) -> std::result::Result<(), Problem> {
         let (only, same) = (self.only.get(key), self.same.get(key));
         let is_other = |other: &Value| is_same(other, value);
         if self.any.0.contains(key)
@@ -71,15 +71,25 @@ impl Set {
             return Ok(());
         }
         let values = only.map(|values| match &values[..] {
-            [] => format!("no `{key}`"),
+            [] => Problem::Unsupported,
             values => {
                 let values: Vec<String> = values.iter().map(Value::to_string).collect();
-                format!("`{key}` {}", quoted(&values))
+                Problem::Expected(format!("`{key}` {}", quoted(&values)))
             }
         });
-        let other = same.map(|other| format!("the same value for `{key}` as for `{other}`"));
-        Err(other.or(values))
+        let other = same
+            .map(|other| Problem::Expected(format!("the same value for `{key}` as for `{other}`")));
+        Err(other.or(values).unwrap_or(Problem::Unknown))
     }
+}
+
+/// Why a key is refused.
+enum Problem {
+    /// Its effect on results is not known.
+    Unknown,
+    Unsupported,
+    /// What its value has to be.
+    Expected(String),
 }
 
 /// The keys in a set, and in those that it uses.
@@ -132,23 +142,22 @@ impl Rules {
         name.map(|name| Self::of(&[name])).transpose()
     }
 
-    /// Checks an unread key; otherwise returns what was expected.
+    /// Checks an unread key.
     fn passes(
         &self,
         fields: &Map<String, Value>,
         key: &str,
         value: &Value,
-    ) -> std::result::Result<(), String> {
-        let mut expected = None;
+    ) -> std::result::Result<(), Problem> {
+        let mut problem = Problem::Unknown;
         for set in &self.0 {
             match set.passes(fields, key, value) {
                 Ok(()) => return Ok(()),
-                Err(other) => expected = expected.or(other),
+                Err(other) if matches!(problem, Problem::Unknown) => problem = other,
+                Err(_) => {}
             }
         }
-        Err(expected.unwrap_or_else(|| {
-            "only keys that are supported, or known to have no effect on results,".to_owned()
-        }))
+        Err(problem)
     }
 }
 
@@ -177,19 +186,32 @@ impl<'a> Allowed<'a> {
         }
     }
 
-    /// Passes an unsupported key that the user allowed, with a warning; refuses others.
+    /// Passes a key that the user allowed, with a warning; refuses others.
     pub fn pass(&mut self, file: &str, key: &str, value: &Value, expected: &str) -> Result<()> {
+        self.pass_despite(file, key, value, &Problem::Expected(expected.to_owned()))
+    }
+
+    fn pass_despite(
+        &mut self,
+        file: &str,
+        key: &str,
+        value: &Value,
+        problem: &Problem,
+    ) -> Result<()> {
+        let found = format!("`{key}` {}", shortened(value));
         if self.keys.iter().any(|allowed| allowed == key) {
             self.warnings.push(format!(
-                "`{key}` {} in `{file}` was ignored on request: results may differ from the model authors'",
-                shortened(value)
+                "{found} in `{file}` was ignored on request: results may differ from the model authors'"
             ));
             return Ok(());
         }
-        Err(Error::model(format!(
-            "expected {expected} in `{file}`, but found `{key}` {}",
-            shortened(value)
-        ))
+        Err(Error::model(match problem {
+            Problem::Unknown => format!("{found} in `{file}` is unknown, and may change results"),
+            Problem::Unsupported => format!("{found} in `{file}` is not supported"),
+            Problem::Expected(expected) => {
+                format!("expected {expected} in `{file}`, but found {found}")
+            }
+        })
         .with_hint(format!(
             "use `--allow {key}` to build the model as if the key were missing, if you know that \
              it has no effect on results"
@@ -271,9 +293,9 @@ fn check_fields(
             check_nested(&format!("{file}: {key}"), value, &rules, allowed)?;
         } else if !asked.contains(key)
             && !rules.reads(key)
-            && let Err(expected) = rules.passes(fields, key, value)
+            && let Err(problem) = rules.passes(fields, key, value)
         {
-            allowed.pass(file, key, value, &expected)?;
+            allowed.pass_despite(file, key, value, &problem)?;
         }
     }
     Ok(())
@@ -363,14 +385,14 @@ mod tests {
         let refusals =
             refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `is_causal` false
+        `is_causal` false in `config.json` is unknown, and may change results
         expected `use_cache` `true`, `false` in `config.json`, but found `use_cache` 1
         expected the same value for `intermediate_size` as for `hidden_dim` in `config.json`, but found `intermediate_size` 8
-        expected no `quantization_config` in `config.json`, but found `quantization_config` {"bits":8}
-        expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `beta` 1
-        expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `asked` 1
-        expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `beta` 1
-        expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `unknown` "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…
+        `quantization_config` {"bits":8} in `config.json` is not supported
+        `beta` 1 in `config.json: sentence_transformers` is unknown, and may change results
+        `asked` 1 in `config.json: sentence_transformers` is unknown, and may change results
+        `beta` 1 in `config.json: sentence_transformers` is unknown, and may change results
+        `unknown` "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa… in `config.json` is unknown, and may change results
         expected a value for `token_classification_bias`, or no such key, in `config.json`, but found `token_classification_bias` null
         "#);
         let refusal = check_set("tokenizer.file", &json!({"decoder": {"type": null}}), &[]);
@@ -400,11 +422,11 @@ mod tests {
         let refusals =
             refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        expected no `exponential_decay_length_penalty` in `config.json`, but found `exponential_decay_length_penalty` [2,1.5]
+        `exponential_decay_length_penalty` [2,1.5] in `config.json` is not supported
         expected `num_beam_groups` `1` in `config.json`, but found `num_beam_groups` 2
         expected `use_cache` `true`, `false` in `config.json`, but found `use_cache` 0
-        expected no `top_h` in `config.json`, but found `top_h` 0.4
-        expected no `watermarking_config` in `config.json`, but found `watermarking_config` {"greenlist_ratio":0.25}
+        `top_h` 0.4 in `config.json` is not supported
+        `watermarking_config` {"greenlist_ratio":0.25} in `config.json` is not supported
         "#);
     }
 

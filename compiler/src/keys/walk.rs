@@ -730,11 +730,11 @@ mod tests {
             refusal(&files(file))
         });
         insta::assert_snapshot!(refusals.join("\n"), @"
-        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: added_tokens`, but found `new_key` true
-        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: normalizer: normalizers`, but found `new_key` true
-        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: normalizer: normalizers: pattern`, but found `new_key` true
-        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: decoder`, but found `new_key` true
-        expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: model`, but found `new_key` true
+        `new_key` true in `tokenizer.json: added_tokens` is unknown, and may change results
+        `new_key` true in `tokenizer.json: normalizer: normalizers` is unknown, and may change results
+        `new_key` true in `tokenizer.json: normalizer: normalizers: pattern` is unknown, and may change results
+        `new_key` true in `tokenizer.json: decoder` is unknown, and may change results
+        `new_key` true in `tokenizer.json: model` is unknown, and may change results
         ");
     }
 
@@ -810,11 +810,11 @@ mod tests {
         expected a `tokenizer_class` that matches `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "MBart50TokenizerFast"
         expected a `model_type` of `SentenceTransformer` in `config_sentence_transformers.json`, but found `model_type` "SparseEncoder"
         expected a `model_type` of `SentenceTransformer` in `config_sentence_transformers.json`, but found `model_type` null
-        expected no `auto_map` in `tokenizer_config.json`, but found `auto_map` {"AutoTokenizer":["a.B",null]}
+        `auto_map` {"AutoTokenizer":["a.B",null]} in `tokenizer_config.json` is not supported
         expected `transformer_task` `feature-extraction` before these modules in `sentence_bert_config.json`, but found `transformer_task` "fill-mask"
         expected `method_output_name` `last_hidden_state` before these modules in `sentence_bert_config.json`, but found `method_output_name` "logits"
         expected `processing_kwargs` `{}` in `sentence_bert_config.json`, but found `processing_kwargs` {"text":{"padding":true}}
-        expected only keys that are supported, or known to have no effect on results, in `sentence_bert_config.json: tokenizer_args`, but found `do_lower_case` false
+        `do_lower_case` false in `sentence_bert_config.json: tokenizer_args` is unknown, and may change results
         "#);
     }
 }

@@ -236,7 +236,7 @@ fn multi_vector_roles(folder: &ModelFolder, mask: &ModelFolder) -> Result<(RoleF
     let mask = ConfigFile::open(mask)?;
     if mask.get::<Vec<u32>>("keep_only_token_ids")?.is_some() {
         return Err(Error::model(
-            "expected `MultiVectorMask` without `keep_only_token_ids`, but found some: image models are not supported",
+            "`keep_only_token_ids` of `MultiVectorMask` is not supported: it is for models that read images",
         ));
     }
     let words: Vec<String> = mask.get("skiplist_words")?.unwrap_or_default();
@@ -445,8 +445,7 @@ pub fn text_settings(
     let config = settings(folder)?;
     if let Some(found) = config.get::<usize>(TRUNCATION)?.filter(|_| dense.is_none()) {
         return Err(Error::model(format!(
-            "expected no `{TRUNCATION}` in `{SETTINGS}` of a model without dense vectors, but \
-             found {found}"
+            "`{TRUNCATION}` {found} in `{SETTINGS}` is not supported: the model has no dense vectors"
         ))
         .with_hint("remove it"));
     }

@@ -205,8 +205,7 @@ fn own_tokenizer(plan: &Plan, model_type: &str, rows: usize) -> Result<Option<To
     };
     match tags(&own.source)? {
         Some(_) if plan.languages.is_some() => Err(Error::model(
-            "expected no `[languages]` in a recipe for a model with language tags in its \
-             tokenizer, but found a pair",
+            "`[languages]` in the recipe is not supported: the model's tokenizer has language tags",
         )
         .with_hint("requests select the language")),
         languages => Ok(Some(Tokenizers { languages, ..own })),
@@ -250,7 +249,7 @@ fn check_prefix(config: &ConfigFile) -> Result<()> {
     let prefix: Option<String> = config.get("prefix")?;
     match prefix.filter(|prefix| config.model_type() == MARIAN && !prefix.is_empty()) {
         Some(found) => Err(Error::model(format!(
-            "expected no `prefix` for `{MARIAN}`, but found `{found}`"
+            "`prefix` `{found}` is not supported for `{MARIAN}`"
         ))),
         None => Ok(()),
     }
@@ -289,6 +288,6 @@ mod tests {
             .and(checked(MARIAN, None))
             .unwrap();
         let refusal = checked(MARIAN, Some("a")).unwrap_err();
-        insta::assert_snapshot!(refusal, @"expected no `prefix` for `marian`, but found `a`");
+        insta::assert_snapshot!(refusal, @"`prefix` `a` is not supported for `marian`");
     }
 }

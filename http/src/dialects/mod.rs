@@ -266,7 +266,7 @@ mod tests {
         "input" expected `input` to be a string, a list of strings or lists of token ids, but found a number
         "input[1]" expected a text in `input[1]`, but found an empty one
         "dimensions" expected `dimensions` to be an integer from 0 on, but found a string
-        "dimension" `dimension` is no field of this API; use `dimensions`
+        "dimension" `dimension` is not a field of this API; use `dimensions`
         "input" expected 1 to 1024 `input`, but found 1025
         "dimensions" expected `dimensions` from 1 to 2, but found 3
         "input" expected the field `input`, but found none

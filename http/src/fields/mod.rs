@@ -641,39 +641,39 @@ mod tests {
             );
         }
         insta::assert_snapshot!(found, @r"
-        /v1/embeddings: 422 `inputx` is no field of this API; use `input`
-        /embed: 422 `inputsx` is no field of this API; use `inputs`
-        /predict: 422 `inputsx` is no field of this API; use `inputs`
-        /rerank: 422 `modelx` is no field of this API; use `model`
-        /rerank: 422 `documentsx` is no field of this API; use `documents`
-        /reranking: 422 `documentsx` is no field of this API; use `documents`
-        /v1/rerank: 422 `documentsx` is no field of this API; use `documents`
-        /v2/rerank: 422 `documentsx` is no field of this API; use `documents`
-        /v1/score: 422 `modelx` is no field of this API; use `model`
-        /classify: 422 `inputx` is no field of this API; use `input`
-        /similarity: 422 `inputsx` is no field of this API; use `inputs`
-        /tokenize: 422 `inputsx` is no field of this API; use `inputs`
-        /embedding: 422 `contentx` is no field of this API; use `content`
-        /v1/embed: 422 `textsx` is no field of this API; use `texts`
-        /v2/embed: 422 `textsx` is no field of this API; use `texts`
-        /api/embed: 422 `inputx` is no field of this API; use `input`
-        /api/embeddings: 422 `promptx` is no field of this API; use `prompt`
-        /api/show: 422 `modelx` is no field of this API; use `model`
-        /model/embedding/invoke: 400 `inputTextx` is no field of this API; use `inputText`
-        /model/embedding/invoke: 400 `textsx` is no field of this API; use `texts`
-        /model/ranking/invoke: 400 `documentsx` is no field of this API; use `documents`
-        /v2/translate: 422 `source_langx` is no field of this API; use `source_lang`
-        /translate: 422 `sourcex` is no field of this API; use `source`
-        /translate: 422 `inputsx` is no field of this API; use `inputs`
-        /v1/chat/completions: 422 `messagesx` is no field of this API; use `messages`
-        /v2/models/embedding/infer: 400 `inputsx` is no field of this API; use `inputs`
-        /vertex: 422 `instancesx` is no field of this API; use `instances`
-        /models/embedding: 422 `inputsx` is no field of this API; use `inputs`
-        /models/classification: 422 `inputsx` is no field of this API; use `inputs`
-        /models/token-classification: 422 `inputsx` is no field of this API; use `inputs`
-        /models/zero-shot: 422 `inputsx` is no field of this API; use `inputs`
-        /models/translation: 422 `inputsx` is no field of this API; use `inputs`
-        /models/ranking: 422 `inputsx` is no field of this API; use `inputs`
+        /v1/embeddings: 422 `inputx` is not a field of this API; use `input`
+        /embed: 422 `inputsx` is not a field of this API; use `inputs`
+        /predict: 422 `inputsx` is not a field of this API; use `inputs`
+        /rerank: 422 `modelx` is not a field of this API; use `model`
+        /rerank: 422 `documentsx` is not a field of this API; use `documents`
+        /reranking: 422 `documentsx` is not a field of this API; use `documents`
+        /v1/rerank: 422 `documentsx` is not a field of this API; use `documents`
+        /v2/rerank: 422 `documentsx` is not a field of this API; use `documents`
+        /v1/score: 422 `modelx` is not a field of this API; use `model`
+        /classify: 422 `inputx` is not a field of this API; use `input`
+        /similarity: 422 `inputsx` is not a field of this API; use `inputs`
+        /tokenize: 422 `inputsx` is not a field of this API; use `inputs`
+        /embedding: 422 `contentx` is not a field of this API; use `content`
+        /v1/embed: 422 `textsx` is not a field of this API; use `texts`
+        /v2/embed: 422 `textsx` is not a field of this API; use `texts`
+        /api/embed: 422 `inputx` is not a field of this API; use `input`
+        /api/embeddings: 422 `promptx` is not a field of this API; use `prompt`
+        /api/show: 422 `modelx` is not a field of this API; use `model`
+        /model/embedding/invoke: 400 `inputTextx` is not a field of this API; use `inputText`
+        /model/embedding/invoke: 400 `textsx` is not a field of this API; use `texts`
+        /model/ranking/invoke: 400 `documentsx` is not a field of this API; use `documents`
+        /v2/translate: 422 `source_langx` is not a field of this API; use `source_lang`
+        /translate: 422 `sourcex` is not a field of this API; use `source`
+        /translate: 422 `inputsx` is not a field of this API; use `inputs`
+        /v1/chat/completions: 422 `messagesx` is not a field of this API; use `messages`
+        /v2/models/embedding/infer: 400 `inputsx` is not a field of this API; use `inputs`
+        /vertex: 422 `instancesx` is not a field of this API; use `instances`
+        /models/embedding: 422 `inputsx` is not a field of this API; use `inputs`
+        /models/classification: 422 `inputsx` is not a field of this API; use `inputs`
+        /models/token-classification: 422 `inputsx` is not a field of this API; use `inputs`
+        /models/zero-shot: 422 `inputsx` is not a field of this API; use `inputs`
+        /models/translation: 422 `inputsx` is not a field of this API; use `inputs`
+        /models/ranking: 422 `inputsx` is not a field of this API; use `inputs`
         ");
     }
 
@@ -780,7 +780,7 @@ mod tests {
         /v2/rerank: 422 `max_chunks_per_doc: 10` is not supported: a document is read up to the model's token limit
         /v2/rerank: 422 `relevant_spans` is not supported: documents are ranked as a whole
         /v1/embeddings: 422 `return_multivector: true` is not supported: `/embed_all` returns a vector per token
-        /v1/embeddings: 422 `dimension` is no field of this API; use `dimensions`
+        /v1/embeddings: 422 `dimension` is not a field of this API; use `dimensions`
         /v1/embeddings: 422 `embed_dtype` is not supported: send `output_dtype`
         /v1/embeddings: 422 `input[0].image` is not supported: models read texts
         /v1/embeddings: 422 `modality` is not supported: models read texts
@@ -795,15 +795,15 @@ mod tests {
         /translate: 422 `format` is not supported: send texts without tags
         /v1/score: 422 `max_tokens_per_query: 5` is not supported: a query is read up to the model's token limit
         /classify: 422 `add_special_tokens: false` is not supported: leave it out
-        /api/embed: 422 `options.num_ctxx` is no field of this API; use `num_ctx`
-        /models/classification: 422 `parameters.topk` is no field of this API; use `top_k`
-        /models/classification: 422 `inputs.text_par` is no field of this API; use `text_pair`
-        /models/classification: 422 `inputs[0].textPair` is no field of this API; use `text_pair`
+        /api/embed: 422 `options.num_ctxx` is not a field of this API; use `num_ctx`
+        /models/classification: 422 `parameters.topk` is not a field of this API; use `top_k`
+        /models/classification: 422 `inputs.text_par` is not a field of this API; use `text_pair`
+        /models/classification: 422 `inputs[0].textPair` is not a field of this API; use `text_pair`
         /models/classification: 422 `parameters.return_all_scores: false` is not supported: send `top_k` 1 for the best label
         /models/token-classification: 422 `parameters.grouped_entities: false` is not supported: send an `aggregation_strategy`
-        /models/embedding: 422 `parameters.dimension` is no field of this API; use `dimensions`
+        /models/embedding: 422 `parameters.dimension` is not a field of this API; use `dimensions`
         /v2/models/embedding/infer: 400 `parameters.sequence_id: 7` is not supported: each request is independent
-        /v2/models/embedding/infer: 400 `parameters.normalise` is no field of this API; use `normalize`
+        /v2/models/embedding/infer: 400 `parameters.normalise` is not a field of this API; use `normalize`
         /v1/chat/completions: 422 `stream: true` is not supported: models here find entities and generate no text
         /v1/chat/completions: 422 `n: 2` is not supported: models here find entities and generate no text
         /v1/chat/completions: 422 `tools` is not supported: models here find entities and generate no text

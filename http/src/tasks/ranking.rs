@@ -268,9 +268,10 @@ pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     let query = inputs::text(&"query", body.query, &context.texts)?;
     if !matches!(body.documents, Content::List(_)) {
-        return Err(Error::invalid(
-            "expected `documents` to be a list of texts, but found no list",
-        )
+        return Err(Error::invalid(format!(
+            "expected `documents` to be a list of texts, but found {}",
+            body.documents.kind()
+        ))
         .in_field("documents"));
     }
     let texts = inputs::one_or_list("documents", body.documents, &context.texts, document)?;

@@ -405,8 +405,10 @@ impl Job {
     /// Answers rows that are requests, which have their parameters themselves.
     fn responder(&self) -> Result<Arc<dyn Respond>> {
         let Some(Requests { limits, responder }) = &self.requests else {
-            return Err(Error::config("requests cannot be answered here")
-                .with_hint("use `kivu batch` or an upload"));
+            return Err(
+                Error::config("OpenAI's batch requests are not supported here")
+                    .with_hint("use `kivu batch` or an upload"),
+            );
         };
         let parameters = Parameters {
             model: self.parameters.model.clone(),

@@ -145,7 +145,7 @@ fn json_field(line: &str, name: &str, keeps_digits: bool) -> Result<Value, RowEr
         },
         Ok(TextField::Missing) => Ok(Value::Null),
         Ok(TextField::Repeated) => wrong("the field several times"),
-        Err(_) => wrong("a row that is no object"),
+        Err(_) => wrong("a row that is not an object"),
     }
 }
 

@@ -144,7 +144,7 @@ fn replaced_field(line: &str, name: &str, replace: &mut Replace<'_>) -> Result<O
         Ok(TextField::Found(value)) => value,
         Ok(TextField::Missing) => return Ok(None),
         Ok(TextField::Repeated) => return wrong("the field several times"),
-        Err(_) => return wrong("a row that is no JSON object"),
+        Err(_) => return wrong("a row that is not a JSON object"),
     };
     let text: String = match (other_type(value), serde_json::from_str(value.get())) {
         (Some("null"), _) => return Ok(Some(line.to_owned())),

@@ -58,22 +58,19 @@ pub fn write(
 
 /// Refuses unsupported models and options.
 fn check(name: &str, settings: &Seq2SeqSettings, options: &Options) -> Result<()> {
-    let refused = |expected: &str| {
-        Error::config(format!(
-            "expected for `{name}`, which generates texts, {expected}"
-        ))
-    };
     if options.backend == Some(Runner::Onnx) || options.tensorrt {
-        Err(refused(
-            "the backend `python` without TensorRT, since a program runs its graphs",
-        ))
+        Err(Error::config(format!(
+            "`{name}` generates texts, which needs the backend `python` without TensorRT"
+        )))
     } else if options.text {
-        Err(refused(
-            "no `--text`, since the program on the server takes token ids",
-        ))
+        Err(Error::config(format!(
+            "`--text` is not supported for `{name}`: the program on the server takes token ids"
+        )))
     } else if settings.shortlist.is_some() {
-        Err(refused("no shortlist, which only Kivu supports")
-            .with_hint("such a model is small enough to run without a fleet"))
+        Err(Error::config(format!(
+            "`{name}` has a shortlist, which only Kivu supports"
+        ))
+        .with_hint("such a model is small enough to run without a fleet"))
     } else {
         Ok(())
     }
@@ -89,8 +86,7 @@ fn generation(bundle: &Bundle, settings: &Seq2SeqSettings) -> Result<String> {
     let config = GenerationConfig::new(generation, &GenerationOptions::default(), bounds)?;
     if config.samples() || generation.length_factor.is_some() {
         return Err(Error::model(format!(
-            "expected `{}` to generate without sampling and with a fixed maximum length, but found sampling, or a \
-             maximum that depends on the text",
+            "`{}` samples, or its maximum length depends on the text, which the program on the server does not support",
             bundle.manifest().name
         )));
     }

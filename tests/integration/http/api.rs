@@ -382,7 +382,7 @@ async fn requests_for_another_models_task_are_refused() {
     for path in ["/", "/models/tiny", "/invocations"] {
         for (name, body) in [("candidate_labels", &labels), ("labels", &beside)] {
             let expected = format!(
-                "422: expected a model that takes `{name}`, but `tiny` is for `feature-extraction`; `model`, or \
+                "422: `{name}` is not supported: `tiny` is for `feature-extraction`; `model`, or \
                  `models/NAME` in the path, selects another one"
             );
             assert_eq!(refusal(path, body.clone()).await, expected, "{path}");

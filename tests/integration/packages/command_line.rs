@@ -573,7 +573,7 @@ fn run_prints_the_results_of_batch() {
         assert_eq!(refused.status.code(), Some(1), "{options:?}");
         let error = String::from_utf8(refused.stderr).unwrap();
         assert!(
-            error.contains(&format!("but found `{option}`, which has no effect on it")),
+            error.contains(&format!("`{option}` has no effect with `")),
             "{error}"
         );
     };

@@ -49,7 +49,7 @@ const MAX_WIDTH: usize = 1 << 21;
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if Head::kind(config).is_some() {
         return Err(Error::model(format!(
-            "`{}` is no class of `transformers`: `lfm2` has no label head",
+            "`{}` is not a class of `transformers`: `lfm2` has no label head",
             config.architecture()
         )));
     }

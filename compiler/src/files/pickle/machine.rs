@@ -379,7 +379,7 @@ impl<'a> Machine<'a> {
             }
             _ => {
                 return Err(Error::model(format!(
-                    "expected the arguments of {function:?}, but found others"
+                    "the pickle is damaged: {function:?} has other arguments than PyTorch writes"
                 )));
             }
         }
@@ -438,5 +438,5 @@ pub fn truncated() -> Error {
 }
 
 pub fn underflow() -> Error {
-    Error::model("expected operands that fit the pickle's instruction, but found others")
+    Error::model("the pickle is damaged: an instruction lacks its operands")
 }

@@ -278,7 +278,7 @@ mod tests {
         `a` is not a tensor
         the checkpoint is not a dictionary of tensors
         expected the end of the pickle, but found the end of the file
-        expected operands that fit the pickle's instruction, but found others
+        the pickle is damaged: an instruction lacks its operands
         ");
         let packed = archive(b"\x80\x02}.", CompressionMethod::Deflated);
         insta::assert_snapshot!(read(&packed).unwrap_err(), @"expected `a/data.pkl` in the archive not to be compressed");

@@ -60,9 +60,10 @@ impl LabelScoresSettings {
         let is_marked = |label: &&String| label.contains(label_token) || label.contains(separator);
         match labels.iter().find(is_marked) {
             Some(label) => Err(Error::invalid(format!(
-                "expected labels without `{label_token}` and `{separator}`, but found `{}`",
+                "the label `{}` contains `{label_token}` or `{separator}`, which the model reads as its own",
                 label.escape_default()
-            ))),
+            ))
+            .with_hint("rename it")),
             None => {
                 let labels = labels
                     .iter()
@@ -162,9 +163,10 @@ impl LabelScoresSettings {
         }
         if found != labels {
             return Err(Error::invalid(format!(
-                "expected a text without `{}`, which marks labels, but found it {found} times with {labels} labels",
+                "the text or the prompt contains `{}`, which the model reads as its own",
                 self.label_token
-            )));
+            ))
+            .with_hint("remove it"));
         }
         let pooled = match self.pooled {
             PooledTokens::First => Some(0),

@@ -315,8 +315,7 @@ impl EmbeddingSettings {
             .and_then(|prompt| instructions::replaced(prompt, instruction));
         let prompt = prompt.ok_or_else(|| {
             Error::invalid(
-                "expected a model with an instruction (`Instruct: …`) in its prompt for \
-                 `instruction`, but found none",
+                "`instruction` is not supported: the model's prompt has none (`Instruct: …`)",
             )
             .with_hint("send the whole text before each text as `prompt`")
         })?;

@@ -15,7 +15,7 @@ pub enum VectorType {
     /// 32-bit floating point.
     #[default]
     Float,
-    /// Integers from -128 to 127, in 255 steps between each dimension's calibrated limits.
+    /// Integers from -128 to 127, in 255 steps between two calibrated limits.
     Int8,
     /// Like `int8`, but from 0 to 255.
     Uint8,

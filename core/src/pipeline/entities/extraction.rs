@@ -222,16 +222,16 @@ impl ExtractionSchema {
             let ids = tokenizer.ids(text)?;
             match ids.is_empty() || ids.iter().any(|id| reserved.contains(id)) {
                 false => Ok(ids),
-                true => Err(Error::invalid(format!(
-                    "expected names, descriptions and choices with tokens other than {}, but found {} in `{}`",
-                    kivu_base::error::quoted(&own),
-                    if ids.is_empty() {
-                        "none"
-                    } else {
-                        "one of them"
-                    },
+                true if ids.is_empty() => Err(Error::invalid(format!(
+                    "`{}` in the schema has no tokens",
                     text.escape_default()
                 ))),
+                true => Err(Error::invalid(format!(
+                    "`{}` in the schema contains a token that the model reads as its own ({})",
+                    text.escape_default(),
+                    kivu_base::error::quoted(&own)
+                ))
+                .with_hint("rename it")),
             }
         };
         let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));

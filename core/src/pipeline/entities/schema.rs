@@ -69,15 +69,15 @@ impl Schema<'_> {
             let ids = tokenizer.ids(text)?;
             match ids.is_empty() || ids.iter().any(|id| reserved.contains(id)) {
                 false => Ok(ids),
-                true => Err(Error::invalid(format!(
-                    "expected tokens other than `{token}`, `{label_token}` and `{separator}` in {what}, but found {} in `{}`",
-                    if ids.is_empty() {
-                        "none"
-                    } else {
-                        "one of them"
-                    },
+                true if ids.is_empty() => Err(Error::invalid(format!(
+                    "{what} `{}` has no tokens",
                     text.escape_default()
                 ))),
+                true => Err(Error::invalid(format!(
+                    "{what} `{}` contains `{token}`, `{label_token}` or `{separator}`, which the model reads as its own",
+                    text.escape_default()
+                ))
+                .with_hint("rename it")),
             }
         };
         let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));
@@ -87,12 +87,12 @@ impl Schema<'_> {
             tokenizer
                 .ids(token)?
                 .iter()
-                .chain(&checked(name, "the name of the labels")?),
+                .chain(&checked(name, "the name")?),
         );
         ids.extend(&opening);
         let marker = tokenizer.ids(label_token)?;
         for label in labels {
-            ids.extend(marker.iter().chain(&checked(label, "each label")?));
+            ids.extend(marker.iter().chain(&checked(label, "the label")?));
         }
         ids.extend(closing.iter().chain(&closing));
         ids.extend(tokenizer.ids(separator)?);

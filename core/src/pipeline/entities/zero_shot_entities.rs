@@ -106,10 +106,17 @@ impl ZeroShotEntitiesSettings {
             let tokens = tokenizer.ids(label)?;
             // The model finds labels by their markers.
             let is_marked = marker.iter().any(|marker| tokens.contains(marker));
-            if tokens.is_empty() || is_marked {
-                let (found, token) = (if is_marked { "it" } else { "none" }, &self.label_token);
+            if is_marked {
                 return Err(Error::invalid(format!(
-                    "expected tokens other than `{token}` in each label, but found {found} in `{}`",
+                    "the label `{}` contains `{}`, which the model reads as its own",
+                    label.escape_default(),
+                    self.label_token
+                ))
+                .with_hint("rename it"));
+            }
+            if tokens.is_empty() {
+                return Err(Error::invalid(format!(
+                    "the label `{}` has no tokens",
                     label.escape_default()
                 )));
             }

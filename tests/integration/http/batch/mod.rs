@@ -1052,7 +1052,7 @@ fn options_of_other_tasks_are_refused() {
         let error = String::from_utf8(refused.stderr).unwrap();
         let name = option.split('=').next().unwrap();
         assert!(
-            error.contains(&format!("but found `{name}`, which has no effect on it")),
+            error.contains(&format!("`{name}` has no effect with `")),
             "{error}"
         );
         assert!(!output.exists());
@@ -1184,7 +1184,7 @@ fn requests_take_no_options_and_need_an_answer() {
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, REQUESTS).unwrap();
     let failed = |job| run(job).unwrap().error.unwrap();
-    insta::assert_snapshot!(failed(job(&input, &output)), @"requests cannot be answered here; use `kivu batch` or an upload");
+    insta::assert_snapshot!(failed(job(&input, &output)), @"OpenAI's batch requests are not supported here; use `kivu batch` or an upload");
     let mut named = requests_job(&input, &output);
     parameters_of(&mut named).column = Some("body".into());
     insta::assert_snapshot!(failed(named), @"rows that are requests have their parameters in `body`; omit the column, the task's options and the database");

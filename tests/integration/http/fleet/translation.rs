@@ -401,6 +401,6 @@ fn exported_translators_contain_their_settings() {
             .unwrap_err()
             .to_string()
     };
-    insta::assert_snapshot!(refused(Options { backend: Some(Runner::Onnx), ..options() }), @"expected for `translation`, which generates texts, the backend `python` without TensorRT, since a program runs its graphs");
-    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"expected for `translation`, which generates texts, no `--text`, since the program on the server takes token ids");
+    insta::assert_snapshot!(refused(Options { backend: Some(Runner::Onnx), ..options() }), @"`translation` generates texts, which needs the backend `python` without TensorRT");
+    insta::assert_snapshot!(refused(Options { text: true, ..options() }), @"`--text` is not supported for `translation`: the program on the server takes token ids");
 }

@@ -164,7 +164,7 @@ fn weights_that_contradict_their_config_are_refused_by_name() {
     expected a model with only the weights of its family, but found `model.layers.0.mlp.Wi.bias`, whose effect on results is not known; remove it from the file if the model does not use it
     expected the weight `layers.0.attn.Wqkv.bias`, but found no such weight
     expected the weight `layers.0.mlp.Wi.weight` of shape [94, 32], but found [96, 32]
-    expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `emb_pooler` "mean"; use `--allow emb_pooler` to build the model as if the key were missing, if you know that it has no effect on results
+    `emb_pooler` "mean" in `config.json` is unknown, and may change results; use `--allow emb_pooler` to build the model as if the key were missing, if you know that it has no effect on results
     expected the weight `embeddings.token_type_embeddings.weight`, but found no such weight
     expected the weight `encoder.layers.0.mlp.fc11.weight` of shape [768, 32], but found [256, 32]
     "#);

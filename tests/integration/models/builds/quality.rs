@@ -294,7 +294,7 @@ fn fp32_of_the_same_model_is_found_or_built() {
     )
     .unwrap();
     insta::assert_snapshot!(home.refusal(&out, &[]), @r"
-    expected to know the source of `[home]/out`, but found only its name, `model`
+    the source of `[home]/out` is unknown: the bundle has only its name, `model`
     hint: build it with `--precision fp32` and name that bundle with `--against`
     ");
 }

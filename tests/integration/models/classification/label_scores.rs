@@ -311,8 +311,8 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
         ask(&first, "a text", &many).await,
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
-    422 expected a text without `<<LABEL>>`, which marks labels, but found it 3 times with 2 labels
-    422 expected labels without `<<LABEL>>` and `<<SEP>>`, but found `a <<LABEL>> b`
+    422 the text or the prompt contains `<<LABEL>>`, which the model reads as its own; remove it
+    422 the label `a <<LABEL>> b` contains `<<LABEL>>` or `<<SEP>>`, which the model reads as its own; rename it
     413 expected labels of less than 256 tokens, which the text needs too, but found more; send fewer or shorter labels
     ");
     for refusal in [

@@ -122,7 +122,7 @@ fn a_model_and_patterns_number_the_originals_of_a_file() {
     insta::assert_snapshot!(wrong(&["tiny-bert"]), @"error: `tiny-bert` is for `feature-extraction`; names are found by models for `token-classification`");
     insta::assert_snapshot!(wrong(&["tiny-gliner"]), @"error: expected `labels` for `tiny-gliner`, which is for `token-classification`, but found none");
     insta::assert_snapshot!(wrong(&["tiny-bert-ner", "--labels", "person"]), @r"
-    error: expected options for `tiny-bert-ner` (`token-classification`), but found `--labels`, which has no effect on it
+    error: `--labels` has no effect with `tiny-bert-ner`, which is for `token-classification`
     hint: omit the option, or choose another model
     ");
 }

@@ -424,7 +424,7 @@ async fn parameters_that_cannot_be_met_are_refused() {
     422 expected a text in `inputs`, but found an empty one
     422 expected 1 to 1024 `candidate_labels`, but found 0
     422 expected each label once, but found `candidate_labels[1]` twice
-    422 expected tokens other than `<<ENT>>` in each label, but found it in `a <<ENT>> b`
+    422 the label `a <<ENT>> b` contains `<<ENT>>`, which the model reads as its own; rename it
     413 the labels have 1232 tokens, but the model takes at most 512, text tokens included; send fewer or shorter labels
     422 expected a `threshold` from 0 to 1, but found 1.5
     422 expected a `stride` below 40, the words of a window, but found 40

@@ -577,9 +577,9 @@ fn unusable_modules_are_refused_by_name() {
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
     expected modules among `Transformer`, `Pooling`, `Dense`, `LayerNorm`, `Normalize`, `Dropout`, but found `WordWeights`
-    expected only keys that are supported, or known to have no effect on results, in `1_Pooling/config.json`, but found `include_prompt` true; use `--allow include_prompt` to build the model as if the key were missing, if you know that it has no effect on results
+    `include_prompt` true in `1_Pooling/config.json` is unknown, and may change results; use `--allow include_prompt` to build the model as if the key were missing, if you know that it has no effect on results
     expected modules in the model's folder, and not in hidden ones, but found `../1_Pooling`
-    expected only keys that are supported, or known to have no effect on results, in `1_Pooling/config.json`, but found `embedding_dimension` 32; use `--allow embedding_dimension` to build the model as if the key were missing, if you know that it has no effect on results
+    `embedding_dimension` 32 in `1_Pooling/config.json` is unknown, and may change results; use `--allow embedding_dimension` to build the model as if the key were missing, if you know that it has no effect on results
     expected a model in `[folder]/model/0_Transformer` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`
     expected vectors of 32 values for the module in `[folder]/model/2_Dense`, but found that the module before it gives 64
     expected an `activation_function` among `Identity`, `Tanh`, `ReLU`, `Sigmoid`, `GELU`, `SiLU` of `torch.nn`, but found `torch.nn.modules.activation.Hardswish`
@@ -588,6 +588,6 @@ fn unusable_modules_are_refused_by_name() {
     expected `module_input_name` and `module_output_name` to be both `sentence_embedding` or both `token_embeddings`, or `sentence_embedding` and `scores`, in `[folder]/model/1_Dense`, but found `token_embeddings` and `others`
     expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but found `min`
     expected `include_prompt` true or false, but found null
-    expected a prompt `document` of less than 48 tokens, the most of a text, and without a special token at its end, since it is not pooled, but found 48 tokens
+    the prompt `document` has 48 tokens, but a text has at most 48 with it
     ");
 }

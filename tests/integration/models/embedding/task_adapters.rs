@@ -635,7 +635,7 @@ fn adapters_that_mean_another_model_are_refused_by_name() {
     cannot build from `[folder]/3`: expected `task_instructions` for tasks in `lora_adaptations`, but found `other`
     cannot build from `[folder]/4`: expected `type_vocab_size` 1, but found 2
     cannot build from `[folder]/5`: expected `position_embedding_type` `rotary` or `absolute`, but found `alibi`
-    expected no `truncate_dim` in `config.json`, but found `truncate_dim` 8; use `--allow truncate_dim` to build the model as if the key were missing, if you know that it has no effect on results
+    `truncate_dim` 8 in `config.json` is not supported; use `--allow truncate_dim` to build the model as if the key were missing, if you know that it has no effect on results
     expected `xlm-roberta` without code of its own in `config.json`, but found `auto_map` {"AutoConfig":"jinaai/xlm-roberta-flash-implementation--configuration_xlm_robert…; use `--allow auto_map` to build the model as if the key were missing, if you know that it has no effect on results
     "#);
 }

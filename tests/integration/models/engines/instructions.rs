@@ -331,8 +331,8 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
         .await,
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
-    expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send the whole text before each text as `prompt`
-    expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send the whole text before each text as `prompt`
+    `instruction` is not supported: the model's prompt has none (`Instruct: …`); send the whole text before each text as `prompt`
+    `instruction` is not supported: the model's prompt has none (`Instruct: …`); send the whole text before each text as `prompt`
     expected a text in `instruction`, but found an empty one; leave it out
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
