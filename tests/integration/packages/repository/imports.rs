@@ -1,5 +1,5 @@
 //! Files in a crate do not import each other in a cycle, and use only lower layers. Cargo checks the dependencies between
-//! crates.
+//! crates, and their order is that of the table in `docs/design.md`.
 //!
 //! A file depends on the files that define the items it names: in `use` lines, and in paths such as `super::Item`.
 //! Declaring a module (`mod child;`) and re-exporting from it (`pub use child::Item`) are not dependencies; a file that
@@ -373,6 +373,44 @@ fn layers_use_only_layers_below() {
         assert!(
             upward.is_empty(),
             "expected only uses of lower layers in {folder}, but found {upward:#?}"
+        );
+    }
+}
+
+/// In the table in `docs/design.md`, a crate uses only crates in rows below its own. `kivu-readers` may use any.
+#[test]
+fn crates_use_crates_in_rows_below() {
+    let root = Path::new(crate::tools::ROOT);
+    let manifest = |folder: &str| -> toml::Table {
+        let path = root.join(folder).join("Cargo.toml");
+        toml::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let page = fs::read_to_string(root.join("docs/design.md")).unwrap();
+    let rows: Vec<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| `kivu"))
+        .map(|line| line.split('|').nth(1).unwrap_or_default())
+        .collect();
+    let row = |name: &str| {
+        let named = format!("`{name}`");
+        rows.iter()
+            .position(|row| row.contains(&named))
+            .unwrap_or_else(|| panic!("the table has no `{name}`"))
+    };
+    let members = manifest(".")["workspace"]["members"].clone();
+    let folders = members.as_array().unwrap().iter();
+    let folders: Vec<&str> = folders.map(|folder| folder.as_str().unwrap()).collect();
+    for folder in [&["."], &folders[..]].concat() {
+        let manifest = manifest(folder);
+        let name = manifest["package"]["name"].as_str().unwrap();
+        let own = row(name);
+        let used = manifest["dependencies"].as_table().unwrap().keys();
+        let upward: Vec<&String> = used
+            .filter(|used| used.starts_with("kivu") && row(used) <= own)
+            .collect();
+        assert!(
+            upward.is_empty() || name == "kivu-readers",
+            "`{name}` uses {upward:?}"
         );
     }
 }

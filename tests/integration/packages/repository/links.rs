@@ -135,3 +135,45 @@ fn measurements_renew_pages_that_exist() {
         .collect();
     assert!(faults.is_empty(), "{faults:#?}");
 }
+
+/// Paths that are not the repository's, though a folder there has their first name.
+const OTHER_PATHS: [&str; 3] = [
+    "http/protobuf",
+    "onnx/model.onnx",
+    "onnx/model_quantized.onnx",
+];
+
+/// Code spans that begin with a folder of the repository and have no placeholder, such as `core/src/backend`, exist.
+#[test]
+fn paths_in_documentation_exist() {
+    let mut pages = sources(&root().join("docs"), "md");
+    pages.extend(["README.md", "CONTRIBUTING.md", "RELEASE.md"].map(|name| root().join(name)));
+    let is_path = |span: &&str| {
+        let (folder, rest) = span.split_once('/').unwrap_or_default();
+        let is_plain = |next: char| next.is_ascii_alphanumeric() || "/._-".contains(next);
+        let is_named = !span.split('/').any(|part| {
+            part.split('.')
+                .any(|word| word.len() > 2 && word.chars().all(|next| next.is_ascii_uppercase()))
+        });
+        !(folder.is_empty() || rest.is_empty() || OTHER_PATHS.contains(span))
+            && span.chars().all(is_plain)
+            && is_named
+            && folder != "target"
+            && !folder.starts_with('.')
+            && root().join(folder).is_dir()
+    };
+    let (mut count, mut missing) = (0, Vec::new());
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        for (at, line) in prose(&text) {
+            for path in line.split('`').skip(1).step_by(2).filter(is_path) {
+                count += 1;
+                if !root().join(path).exists() {
+                    missing.push(format!("{}:{at}: `{path}`", page.display()));
+                }
+            }
+        }
+    }
+    assert!(count > 60, "{count} paths");
+    assert!(missing.is_empty(), "{missing:#?}");
+}
