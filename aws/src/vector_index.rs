@@ -62,7 +62,7 @@ pub struct IndexForm {
 pub struct IndexedVector<'a> {
     /// Unique in the index.
     pub key: &'a str,
-    /// As many as the index has dimensions.
+    /// One value per dimension of the index.
     pub values: &'a [f32],
     /// Names and JSON values.
     pub metadata: Vec<(&'a str, &'a Value)>,

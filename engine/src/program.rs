@@ -195,7 +195,7 @@ pub enum RowOperation {
         choices: ValueId,
         /// Experts per row.
         top: usize,
-        /// From an [`ExpertStage`].
+        /// Results of an [`ExpertStage`].
         results: ValueId,
         bias: Array<Lanes>,
         out: ValueId,
@@ -351,9 +351,9 @@ pub struct Router {
 /// Which experts' logits are in a router's softmax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterSoftmax {
-    /// All experts'.
+    /// The logits of all experts.
     All,
-    /// The chosen experts'.
+    /// The logits of the chosen experts.
     Chosen,
 }
 
@@ -362,7 +362,7 @@ pub enum RouterSoftmax {
 pub struct ExpertStage {
     /// A row per token or text.
     pub input: ValueId,
-    /// From [`RowOperation::Route`].
+    /// Choices by [`RowOperation::Route`].
     pub choices: ValueId,
     /// Experts per row.
     pub top: usize,
@@ -389,10 +389,10 @@ pub struct LimitedGate {
 pub struct Adapters {
     /// Numbers between a task's two matrices.
     pub rank: usize,
-    /// From an input to these numbers: a row per task and number. `None` if the input has the numbers of all tasks, one
+    /// Projects an input to these numbers: a row per task and number. `None` if the input has the numbers of all tasks, one
     /// task after the other.
     pub down: Option<Array<Lanes>>,
-    /// From these numbers to an output: a row per task and number.
+    /// Projects these numbers to an output: a row per task and number.
     pub up: Array<Lanes>,
 }
 
@@ -497,11 +497,11 @@ pub struct SpanHead {
 /// front of entity labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchemaTokens {
-    /// In front of a schema's name.
+    /// The token in front of a schema's name.
     pub schema: u32,
-    /// In front of labels that each instance has: a structure's fields, and both ends of a relation.
+    /// Tokens in front of labels that each instance has: a structure's fields, and both ends of a relation.
     pub fields: [u32; 2],
-    /// In front of labels that the text has.
+    /// The token in front of labels that the text has.
     pub class: u32,
 }
 
@@ -514,7 +514,7 @@ pub enum Scorer {
     Words(WordScorer),
     /// The text, which is the only word (GLiClass).
     Texts(TextScorer),
-    /// The label, whose vector the text has contributed to: two layers, the first with positive outputs, the last with
+    /// The label, whose vector the text has contributed to: two layers, with a ReLU between them, the last with
     /// one output and zeros up to [`COLUMNS`](crate::kernel::COLUMNS) (GLiNER2).
     Labels([Dense; 2]),
 }
@@ -524,7 +524,7 @@ pub enum Scorer {
 pub struct SpanScorer {
     /// Maximum number of words in a span.
     pub longest: usize,
-    /// From a label's vector to the one that spans are compared with.
+    /// Layers from a label's vector to the one that spans are compared with.
     pub labels: LabelLayers,
     /// Layers from that vector to the label's factors and bias.
     pub factors: [Dense; 2],
@@ -535,7 +535,7 @@ pub struct SpanScorer {
 /// Layers on label vectors in front of a span scorer.
 #[derive(Debug)]
 pub enum LabelLayers {
-    /// Two layers; the first has positive outputs (GLiNER).
+    /// Two layers, with a ReLU between them (GLiNER).
     Plain([Dense; 2]),
     /// A recurrent step and further layers (GLiNER2).
     Counted(Box<CountedLabels>),
@@ -548,15 +548,15 @@ pub enum LabelLayers {
 /// and a class label's score is the same for all words and instances.
 #[derive(Debug)]
 pub struct CountedLabels {
-    /// Two layers on the schema token's vector, the first with positive outputs: a logit per number of instances.
+    /// Two layers on the schema token's vector, with a ReLU between them: a logit per number of instances.
     pub counts: [Dense; 2],
     /// Each step's own contribution to the gates reset, update and new state.
     pub steps: Array<f32>,
-    /// From the state before a step, at first a label's vector, to the same gates.
+    /// Projects the state before a step, at first a label's vector, to the same gates.
     pub gates: Dense,
     /// Layers after a step.
     pub mixing: Mixing,
-    /// Two layers on a class label's vector, the first with positive outputs, the last with one output and zeros up to
+    /// Two layers on a class label's vector, with a ReLU between them, the last with one output and zeros up to
     /// [`COLUMNS`](crate::kernel::COLUMNS).
     pub classes: [Dense; 2],
 }
@@ -564,7 +564,7 @@ pub struct CountedLabels {
 /// Layers on the state after a recurrent step.
 #[derive(Debug)]
 pub enum Mixing {
-    /// Two layers on the state and the label's vector, one after the other; the first has positive outputs.
+    /// Two layers on the state and the label's vector, concatenated, with a ReLU between the layers.
     Joined([Dense; 2]),
     /// Attention among a schema's labels.
     Attention(Box<LabelTransformer>),
@@ -577,24 +577,24 @@ pub enum Mixing {
 pub struct LabelTransformer {
     /// Number of attention heads.
     pub heads: usize,
-    /// To its width.
+    /// Projects label vectors to the transformer's width.
     pub input: Dense,
     /// Its layers.
     pub layers: Vec<LabelTransformerLayer>,
-    /// Three layers on its result and on its own input, one after the other; all but the last have positive outputs.
+    /// Three layers on its result and on its own input, concatenated, with a ReLU after all but the last.
     pub output: [Dense; 3],
 }
 
 /// A transformer layer with normalizations after attention and feed-forward layers.
 #[derive(Debug)]
 pub struct LabelTransformerLayer {
-    /// To queries, keys and values.
+    /// Projects to queries, keys and values.
     pub projection: Dense,
-    /// From attended values.
+    /// Projects the attended values.
     pub output: Dense,
-    /// After attention, and after the feed-forward layers.
+    /// Norms after attention, and after the feed-forward layers.
     pub norms: [Norm; 2],
-    /// Feed-forward layers; the first has positive outputs.
+    /// Feed-forward layers, with a ReLU after the first.
     pub feed_forward: [Dense; 2],
 }
 
@@ -620,7 +620,7 @@ pub struct WordScorer {
     pub words: [Dense; 3],
     /// The same for a label.
     pub labels: [Dense; 3],
-    /// From products to the positive values that the last layer reads.
+    /// Projects the products; a ReLU follows.
     pub products: Dense,
     /// The last layer, with `count` outputs and zeros up to [`COLUMNS`](crate::kernel::COLUMNS).
     pub scores: Dense,
@@ -672,7 +672,7 @@ pub struct PairLayers {
 /// A bidirectional LSTM layer, with the gates input, output, forget and cell.
 #[derive(Debug)]
 pub struct Lstm {
-    /// From words to both directions' gates, one after the other.
+    /// Projects words to both directions' gates, one after the other.
     pub gates: Dense,
     /// For each direction, a row per state and a column per gate and state.
     pub states: Array<f32>,

@@ -173,7 +173,7 @@ impl InFlight {
         Ok(client)
     }
 
-    /// Ends an attempt that timed out at an endpoint that then said whether the model is ready.
+    /// Records a timeout. If the endpoint still reports the model ready, it is slow, not broken.
     pub fn timed_out(&self, ready: &Attempt<()>) {
         *locked(&self.outcome) = FailureKind::Timeout.label();
         match ready {

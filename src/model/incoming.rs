@@ -14,7 +14,7 @@ use kivu_base::{
 };
 use kivu_core::backend::native::Buffer;
 
-/// A model for the native engine that arrives in memory. Its files are hashed on arrival, and none is in memory twice.
+/// Receives a bundle's files in pieces (WebAssembly). They are hashed on arrival, and none is in memory twice.
 #[derive(Debug)]
 pub struct IncomingModel {
     bundle: Bundle,

@@ -164,9 +164,9 @@ struct Model<'a> {
     /// Note on the head that is left out.
     head: Option<String>,
     warnings: Vec<String>,
-    /// For the quality gate.
+    /// Texts for the quality gate.
     texts: Texts,
-    /// To measure the bundle and its fp32 form on.
+    /// Pairs on which the bundle and its fp32 form are measured.
     pairs: Option<Pairs>,
     /// Written and measured once, for all quantized bundles.
     reference: Option<Reference>,

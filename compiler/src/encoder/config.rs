@@ -89,7 +89,7 @@ pub struct Convolutions {
 /// Tasks that a request may choose, each with narrow matrices that are added to the weights (LoRA).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tasks {
-    /// In the order of the matrices.
+    /// Names, in the order of the matrices.
     pub names: Vec<String>,
     /// The text that a task's texts begin with, in models with such texts.
     pub prompts: BTreeMap<String, String>,
@@ -249,7 +249,7 @@ pub struct Names {
     /// The first feed-forward matrix, or its two halves.
     pub up: &'static [&'static str],
     pub down: &'static str,
-    /// The head's layer before the labels, and whether it belongs to the body.
+    /// The head's layer before the labels, and whether its name has the body's prefix.
     pub dense: (&'static str, bool),
     /// The normalization after it.
     pub dense_norm: Option<&'static str>,

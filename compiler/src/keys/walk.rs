@@ -170,7 +170,7 @@ impl Walk<'_> {
                 }
                 vec!["config.gliner2"]
             }
-            // The graph contains the layers.
+            // The export's graph has the layers, so only the head's keys matter.
             Kind::Export => {
                 let sets = ["config.score", "config.labels"];
                 let rules = Rules::of(&sets)?;

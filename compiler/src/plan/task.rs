@@ -105,8 +105,8 @@ pub fn task(
     Ok(choose(plan, plausible(settings, generates)))
 }
 
-/// The requested task, or the model card's if it is among `plausible`, or the first plausible one; and the others if
-/// neither decides.
+/// Chooses the task: the requested one, else the model card's if it is plausible, else the first plausible one. Also
+/// returns the others if it guessed.
 pub fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
     if let Some(task) = plan.task {
         return (task, Vec::new());

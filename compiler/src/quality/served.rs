@@ -101,11 +101,11 @@ impl Answers {
 pub struct EncoderParts<'a> {
     /// Runs the graph.
     pub runtime: LoadRuntime<'a>,
-    /// For texts.
+    /// The tokenizer for texts.
     pub tokenizer: &'a Arc<Tokenizer>,
     /// The settings in the bundle's manifest, which decide on the pipeline.
     pub settings: &'a TaskSettings,
-    /// For labels, if another model reads them.
+    /// The tokenizer for labels, if another model reads them.
     pub labels: Option<&'a Arc<Tokenizer>>,
 }
 

@@ -223,7 +223,7 @@ type Form = Arc<dyn Seq2SeqBackend>;
 
 /// Prepares texts for any form of a model.
 struct Generator {
-    /// Without its shortlist, which is applied here, since texts are generated without it too.
+    /// The pipeline without its shortlist, which is applied here, since texts are generated without it too.
     pipeline: Seq2SeqPipeline,
     shortlist: Option<Arc<Shortlist>>,
 }
@@ -231,7 +231,7 @@ struct Generator {
 /// A model in fp32 and quantized.
 pub struct Pair {
     generator: Generator,
-    /// In fp32, and quantized.
+    /// The fp32 and the quantized form.
     forms: [Form; 2],
 }
 

@@ -140,7 +140,7 @@ pub struct Interface {
     pub signature: Signature,
     /// The preferred batching.
     pub schedule: Schedule,
-    /// From the model's configuration.
+    /// Parameters in the model's configuration.
     pub parameters: BTreeMap<String, String>,
 }
 

@@ -315,7 +315,7 @@ fn score_labels<K: Kernel>(
     }
 }
 
-/// Applies two layers; the first has positive outputs.
+/// Applies two layers, with a ReLU between them.
 #[inline(always)]
 pub fn two_layers<K: Kernel>(
     kernel: K,

@@ -129,8 +129,8 @@ fn require_json_or(others: &[&str], request: Request) -> Result<Request, Rejecti
     Ok(Request::from_parts(parts, body))
 }
 
-/// Reads a JSON body. Its values take more memory than its text; the request holds it until its end only for piecewise
-/// use.
+/// Reads a JSON body. Its values take more memory than its text: with [`Use::Once`], this memory no longer counts once the
+/// body is read.
 async fn read_json<T: RequestBody>(
     app: &Arc<App>,
     request: Request,

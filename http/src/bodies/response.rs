@@ -87,7 +87,7 @@ pub fn check_predictions(
 pub struct Rank<'a> {
     /// The text's position in the request, from 0.
     pub index: usize,
-    /// From 0 to 1, unless `raw_scores` is true.
+    /// A score from 0 to 1, unless `raw_scores` is true.
     pub score: f32,
     /// The text, if `return_text` is true.
     #[serde(skip_serializing_if = "Option::is_none")]

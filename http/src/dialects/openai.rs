@@ -268,7 +268,7 @@ pub async fn embeddings(
     let inputs = inputs::read("input", texts_of_objects(body.input), &context.texts)?;
     let inputs = match body.token_encoding.unwrap_or_default() {
         TokenEncoding::Cl100kBase => {
-            // As if the texts were in the body.
+            // Limits the decoded texts like those in a body.
             let mut left = context.app.limits.body_bytes;
             let inputs = inputs.into_iter();
             inputs

@@ -39,13 +39,13 @@ impl HubBody {
         Ok(Self { inputs, options })
     }
 
-    /// With the options in `parameters`.
+    /// A body with the options in `parameters`.
     pub fn in_parameters(self) -> Value {
         let options = Map::from_iter([("parameters".to_owned(), Value::Object(self.options))]);
         Self { options, ..self }.beside_inputs()
     }
 
-    /// With the options beside `inputs`.
+    /// A body with the options beside `inputs`.
     pub fn beside_inputs(self) -> Value {
         let mut fields = self.options;
         fields.extend(self.inputs.map(|inputs| ("inputs".to_owned(), inputs)));

@@ -84,15 +84,15 @@ pub enum TaskResponse {
 #[serde(untagged)]
 pub enum HubText {
     Translation {
-        /// For `translation`.
+        /// The result for `translation`.
         translation_text: String,
     },
     Summary {
-        /// For `summarization`.
+        /// The result for `summarization`.
         summary_text: String,
     },
     Other {
-        /// For other tasks that generate texts.
+        /// The result for other tasks that generate texts.
         generated_text: String,
     },
 }

@@ -65,7 +65,7 @@ const EVENT_FIELDS: [&str; 12] = [
 #[derive(Debug)]
 enum Outcome {
     Ended(Ended),
-    /// Nothing to do, for this reason.
+    /// Nothing was to be done, for this reason.
     Skipped(&'static str),
 }
 

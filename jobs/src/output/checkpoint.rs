@@ -199,7 +199,7 @@ pub struct State {
     /// The originals of the rows so far by placeholder, if these are numbered in the file.
     #[serde(default, skip_serializing_if = "Mapping::is_empty")]
     pub placeholders: Mapping,
-    /// How the rows are read.
+    /// The detected text column and CSV dialect.
     pub layout: Option<Layout>,
 }
 

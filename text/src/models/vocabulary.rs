@@ -33,7 +33,7 @@ pub enum Vocabulary {
     FastText(FastText),
 }
 
-/// Where a model's tokens are.
+/// A model's tokens, in the form in which they are kept.
 enum Pieces<'a> {
     /// In the crate's model.
     Standard(&'a ModelWrapper),

@@ -18,7 +18,7 @@ pub const INSTRUCTION: &str =
 /// A template, and how the model's answer is read.
 #[derive(Debug)]
 pub struct KnownTemplate {
-    /// In recipes.
+    /// The name in recipes.
     pub name: &'static str,
     model_type: &'static str,
     /// Repositories, with or without organization and with any end, as of conversions to a label head.

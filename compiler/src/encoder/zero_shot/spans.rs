@@ -37,7 +37,7 @@ pub enum Scored {
     Words,
     /// The text.
     Text(TextHead),
-    /// Spans, in texts with entities by count (GLiNER2).
+    /// Spans, after the number of entities was predicted (GLiNER2).
     CountedSpans(CountedSpans),
     /// The label itself (GLiNER2).
     Labels,

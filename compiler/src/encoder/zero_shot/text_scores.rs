@@ -10,7 +10,7 @@ use kivu::error::{Error, Result};
 const EPSILON: f32 = 1e-8;
 /// Factor for logits of normalized vectors.
 const SCALE: &str = "model.logit_scale";
-/// Layers on two vectors, one after the other.
+/// Layers on a text's and a label's vector, concatenated.
 const LAYERS: &str = "model.scorer.mlp";
 /// Number of constants that all forms have.
 const OWN: usize = 10;
@@ -34,7 +34,7 @@ pub enum Pairs {
     Dot,
     /// Layers on both vectors and on their product.
     Products,
-    /// Layers on both vectors, one after the other.
+    /// Layers on both vectors, concatenated.
     Layers,
 }
 

@@ -13,9 +13,9 @@ use crate::pipeline::embedding::instructions;
 pub struct PairTemplate {
     /// Input prefix, never truncated.
     pub prefix: String,
-    /// Before the first text.
+    /// What precedes the first text.
     pub first: String,
-    /// Before the second text.
+    /// What precedes the second text.
     pub second: String,
     /// Input suffix, never truncated.
     pub suffix: String,
@@ -25,7 +25,7 @@ pub struct PairTemplate {
     /// Whether a pair may have more tokens than a single text may: see [`AroundPair`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_lenient: bool,
-    /// Before an instruction, in templates that have one only if a request does.
+    /// What precedes an instruction, in templates that have one only if a request does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instruction: Option<String>,
 }

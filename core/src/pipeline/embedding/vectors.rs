@@ -73,14 +73,14 @@ impl StoredVector {
 /// Conversion from vectors of length 1 to a [`VectorType`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Conversion {
-    /// To [`VectorType::Float`]: none.
+    /// Keeps [`VectorType::Float`].
     Float,
-    /// To [`VectorType::Binary`] and [`VectorType::Ubinary`].
+    /// Makes [`VectorType::Binary`] and [`VectorType::Ubinary`].
     Bits {
         /// Whether the bytes are signed.
         signed: bool,
     },
-    /// To [`VectorType::Int8`] and [`VectorType::Uint8`].
+    /// Makes [`VectorType::Int8`] and [`VectorType::Uint8`].
     Integers {
         /// Whether the integers are signed.
         signed: bool,

@@ -62,7 +62,7 @@ pub struct TokenClassificationOptions {
     pub windows: WindowOptions,
     /// Patterns to find besides entities, and the style of replacements.
     pub redaction: Redaction,
-    /// For models whose labels mark ends of entities.
+    /// Biases for models whose labels mark ends of entities.
     pub transition_biases: TransitionBiases,
 }
 

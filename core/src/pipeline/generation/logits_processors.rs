@@ -76,7 +76,7 @@ impl GenerationConfig {
         Ok(())
     }
 
-    /// Random numbers for source `number` in a request. Other seeds share none of them.
+    /// A generator for the request's `number`-th source. Different seeds give unrelated numbers.
     pub fn random(&self, number: usize) -> fastrand::Rng {
         let seed = self.sampling.and_then(|sampling| sampling.seed);
         let of_seed = |seed| {

@@ -146,7 +146,7 @@ pub enum EarlyStopping {
     /// `false`: stop when no running beam is likely to beat the worst in a full set.
     #[default]
     Likely,
-    /// As soon as the set is full: `true`.
+    /// Stops as soon as the set is full: `true`.
     Full,
     /// When no running beam can become better: `"never"`.
     Never,

@@ -150,7 +150,7 @@ pub struct Memory {
     known: HashMap<(String, String), String>,
     /// The highest number by label.
     counts: HashMap<String, u64>,
-    /// Of the placeholders and originals in `mapping`.
+    /// Size of the placeholders and originals in `mapping`.
     bytes: usize,
 }
 

@@ -44,7 +44,7 @@ pub struct SourceSentence {
 pub struct Decoding {
     /// Encoder input.
     pub sources: SourceBatch,
-    /// With token ids as indexes into the shortlist, if there is one.
+    /// Options, whose token ids are indexes into the shortlist if there is one.
     pub config: GenerationConfig,
 }
 
@@ -85,7 +85,7 @@ impl Decoding {
 /// A translation request's work.
 pub struct Seq2SeqWork<'a> {
     pub sentences: &'a [SourceSentence],
-    /// By target language.
+    /// Options by target language.
     pub configs: BTreeMap<Option<LanguageToken>, GenerationConfig>,
     /// The options that the model uses for a request without any.
     pub default_options: Map<String, Value>,

@@ -61,7 +61,7 @@ fn wide(a: v128) -> [v128; 2] {
     ]
 }
 
-/// The bits that an `f32` does not have.
+/// Mantissa bits of an `f64` that an `f32` lacks.
 const LOW: i64 = (1 << 29) - 1;
 /// Their value in the middle between two `f32`.
 const MIDDLE: i64 = 1 << 28;
