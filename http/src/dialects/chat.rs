@@ -295,13 +295,11 @@ impl ChatRequest {
                 parameters.prepare(pipeline, &context.scope())
             }
             Pipeline::TokenClassification(pipeline) => {
-                if self
-                    .threshold
-                    .is_some_and(|threshold| !(0.0..=1.0).contains(&threshold))
-                {
-                    return Err(Error::invalid(
-                        "expected a `threshold` from 0 to 1, but found another number",
-                    ));
+                let is_wrong = |threshold: &f32| !(0.0..=1.0).contains(threshold);
+                if let Some(threshold) = self.threshold.filter(is_wrong) {
+                    return Err(Error::invalid(format!(
+                        "expected a `threshold` from 0 to 1, but found {threshold}"
+                    )));
                 }
                 let stride = stride(pipeline.settings().max_tokens);
                 let parameters = TokenClassificationParameters {

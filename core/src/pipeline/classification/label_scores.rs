@@ -155,8 +155,7 @@ impl LabelScoresSettings {
             let [_, after] = tokenizer.special_ids();
             if separator.is_none_or(|separator| separator + 1 + after.len() >= ids.len()) {
                 return Err(Error::too_large(format!(
-                    "expected labels of less than {limit} tokens, which the text needs too, but \
-                     found more"
+                    "the labels take all {limit} tokens that the model reads, and leave none for the text"
                 ))
                 .with_hint("send fewer or shorter labels"));
             }

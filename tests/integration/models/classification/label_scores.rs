@@ -313,7 +313,7 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
     insta::assert_snapshot!(refusals.join("\n"), @r"
     422 the text or the prompt contains `<<LABEL>>`, which the model reads as its own; remove it
     422 the label `a <<LABEL>> b` contains `<<LABEL>>` or `<<SEP>>`, which the model reads as its own; rename it
-    413 expected labels of less than 256 tokens, which the text needs too, but found more; send fewer or shorter labels
+    413 the labels take all 256 tokens that the model reads, and leave none for the text; send fewer or shorter labels
     ");
     for refusal in [
         ask(&last, &long, &two).await,
