@@ -83,6 +83,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
         unused_heads: Vec::new(),
+        keeps_attention: false,
         is_export: false,
         is_quantized: false,
         engine: Engine::Onnx,

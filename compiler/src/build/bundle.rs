@@ -282,6 +282,9 @@ impl<'a> Model<'a> {
         let tokenizer = Arc::new(self.write_files(&graphs.folder)?);
         let mut settings = self.source.settings.clone();
         let mut storage = self.form(precision).storage().to_owned();
+        if self.source.keeps_attention && precision != Precision::Fp32 {
+            storage.push_str("; attention: fp32");
+        }
         let (graph, measured) = match &mut settings {
             TaskSettings::Seq2Seq(settings) => {
                 settings.decoder.signature = graphs.signature(DECODER)?;
@@ -439,6 +442,12 @@ impl<'a> Model<'a> {
             return Ok(format!(
                 "not fitted to sample texts, which have only {tokens} tokens"
             ));
+        }
+        if !calibration.has_layers() {
+            return Ok(
+                "not fitted to sample texts, since no quantized matrix runs on all tokens"
+                    .to_owned(),
+            );
         }
         let fitted = self.write_graphs(precision, LayerForms::Fitted(&calibration))?;
         let [layers, scaled] = calibration.counts();

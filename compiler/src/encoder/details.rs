@@ -39,6 +39,8 @@ pub struct Details {
     pub bottlenecks: Option<BottleneckLayers>,
     /// Layers with experts in place of a feed-forward part.
     pub experts: Option<ExpertLayers>,
+    /// Whether 8-bit graphs keep attention's matrices in fp32.
+    pub keeps_attention: bool,
     /// Whether a word prediction head adds a bias to its logits.
     pub predicts_with_bias: bool,
     /// Whether the output matrix is the word embedding table.
@@ -70,6 +72,7 @@ impl Default for Details {
             pairs_neighbours: false,
             bottlenecks: None,
             experts: None,
+            keeps_attention: false,
             predicts_with_bias: true,
             ties_words: true,
             prediction_width: None,

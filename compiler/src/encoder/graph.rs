@@ -483,16 +483,16 @@ impl Writer<'_> {
         let is_first_only = attending != input;
         let [query, key, value] = match &projections[..] {
             [of_query, others @ ..] if is_first_only && !others.is_empty() => {
-                let projected = self.project(others, input, hidden)?;
+                let projected = self.project_attention(others, input, hidden)?;
                 let [key, value] = self.layers.graph.split(&projected);
                 [
-                    self.project(std::slice::from_ref(of_query), attending, hidden)?,
+                    self.project_attention(std::slice::from_ref(of_query), attending, hidden)?,
                     key,
                     value,
                 ]
             }
             _ => {
-                let projected = self.project(&projections, input, hidden)?;
+                let projected = self.project_attention(&projections, input, hidden)?;
                 match queries == keys {
                     true => self.layers.graph.split(&projected),
                     false => {
@@ -526,7 +526,20 @@ impl Writer<'_> {
             hidden,
             config.biases.attention_output,
         );
-        self.project(&[output], &context, queries * width)
+        self.project_attention(&[output], &context, queries * width)
+    }
+
+    /// Attention's linear layers.
+    fn project_attention(
+        &mut self,
+        projections: &[Projection],
+        input: &Value,
+        inputs: usize,
+    ) -> Result<Value> {
+        match self.config.details.keeps_attention {
+            true => self.layers.project_in_fp32(projections, input, inputs),
+            false => self.project(projections, input, inputs),
+        }
     }
 
     /// Normalizes queries and keys, where the family does.

@@ -327,6 +327,7 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
             .map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone()))
             .collect(),
         unused_heads,
+        keeps_attention: config.details.keeps_attention,
         is_export: false,
         is_quantized: false,
         engine,
@@ -527,6 +528,30 @@ mod tests {
         let refusal = open(&plan).err().unwrap().to_string();
         let expected = "for the native engine, but found `BertModel` with 32 values";
         assert!(refusal.contains(expected), "{refusal}");
+    }
+
+    #[test]
+    fn attention_before_the_privacy_filters_experts_stays_in_fp32() {
+        for (fixture, products) in [("tiny-privacy-filter", 4), ("tiny-nomic-moe", 0)] {
+            let model = Copy::of(fixture);
+            let source = open(&Plan {
+                folder: ModelFolder::new(model.0.path()),
+                ..Plan::default()
+            });
+            let source = source.unwrap();
+            for precision in [Precision::Int8, Precision::Int8Blocks] {
+                let mut graphs = (source.graphs)(precision, LayerForms::Plain).unwrap();
+                let nodes = graphs.remove(0).1.graph.unwrap().node;
+                let called = |name: &str| {
+                    let found = nodes.iter().filter(|it| it.op_type.starts_with(name));
+                    found.count()
+                };
+                assert_eq!(called("PanelProduct"), products, "{fixture}");
+                assert_eq!(called("QuantizedLinear") == 0, products > 0);
+                // In fp32, experts have panels.
+                assert!(nodes.iter().all(|node| !node.op_type.contains("InPanels")));
+            }
+        }
     }
 
     #[test]

@@ -108,6 +108,7 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
         tokenizer,
         files: Vec::new(),
         unused_heads: Vec::new(),
+        keeps_attention: layers.as_ref().is_some_and(|layers| layers.keeps_attention),
         is_export: layers.is_none(),
         is_quantized,
         engine: match layers {

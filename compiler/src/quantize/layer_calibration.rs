@@ -121,6 +121,11 @@ impl Calibration {
         self.widths.get(layer) == Some(&inputs)
     }
 
+    /// Whether a layer runs once per token, in 8 bits.
+    pub fn has_layers(&self) -> bool {
+        !self.widths.is_empty()
+    }
+
     /// Number of tokens in the texts.
     pub fn tokens(&self) -> usize {
         self.tokens

@@ -79,6 +79,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         tokenizer,
         files: Vec::new(),
         unused_heads: Vec::new(),
+        keeps_attention: false,
         is_export: false,
         is_quantized: false,
         engine,

@@ -188,6 +188,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
             .into_iter()
             .collect(),
         unused_heads: Vec::new(),
+        keeps_attention: false,
         is_export: !Weights::are_in(folder),
         is_quantized,
         engine: Engine::Onnx,

@@ -95,6 +95,8 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             sinks: Some("self_attn.sinks"),
             pairs_neighbours: true,
             experts: Some(experts(config)?),
+            // Rounding them changes which experts a token passes, and with them its label.
+            keeps_attention: true,
             ..shared.details
         },
         ..shared

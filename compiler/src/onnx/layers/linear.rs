@@ -101,20 +101,22 @@ impl Layers<'_> {
         self.adapt(product, projections, input, inputs)
     }
 
+    /// Like [`project`](Self::project), in fp32 at all precisions.
+    pub fn project_in_fp32(
+        &mut self,
+        projections: &[Projection],
+        input: &Value,
+        inputs: usize,
+    ) -> Result<Value> {
+        let layer = self.join(projections, inputs)?;
+        let product = self.apply_in_fp32(&layer, input);
+        self.adapt(product, projections, input, inputs)
+    }
+
     /// A linear layer that, in int8, scales each token's values separately.
     pub fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
         Ok(match self.precision {
-            Precision::Fp32 => {
-                let product = match self.weights_in_fp32(layer) {
-                    (Storage::Panels, panels) => {
-                        let inputs = [input, &panels];
-                        self.graph
-                            .function("PanelProduct", inputs, functions::panel_product)
-                    }
-                    (_, weights) => self.graph.matmul(input, &weights),
-                };
-                self.add_bias(product, layer)
-            }
+            Precision::Fp32 => self.apply_in_fp32(layer, input),
             _ if self.graph.has_functions() => {
                 let fitted = match self.forms {
                     LayerForms::Fitted(calibration) => {
@@ -133,6 +135,18 @@ impl Layers<'_> {
                 self.by_channel(layer, input, &bias)
             }
         })
+    }
+
+    fn apply_in_fp32(&mut self, layer: &Linear, input: &Value) -> Value {
+        let product = match self.weights_in_fp32(layer) {
+            (Storage::Panels, panels) => {
+                let inputs = [input, &panels];
+                self.graph
+                    .function("PanelProduct", inputs, functions::panel_product)
+            }
+            (_, weights) => self.graph.matmul(input, &weights),
+        };
+        self.add_bias(product, layer)
     }
 
     /// A linear layer's per-output maximum over a text's tokens; `mask` is 0 for padding. The native engine needs no
