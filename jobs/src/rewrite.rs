@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     input::{
-        compression::unwritable,
+        compression::{Compression, unwritable},
         format::Format,
         opened::{BytesRead, OpenInput},
     },
@@ -55,13 +55,15 @@ pub struct Rewritten {
     pub rows: u64,
     /// How many rows of JSON Lines lack a column, by its name. Null is a value.
     pub missing: BTreeMap<String, u64>,
+    /// Whether bytes were appended to the file since it was opened, which were not copied.
+    pub is_changed: bool,
 }
 
 /// Copies a file of CSV, JSON Lines or Parquet to `output` with other texts in `columns`, without any in its text column;
 /// and text with another one. Compressed files are unpacked.
 ///
 /// # Errors
-/// The file has another format, no such column, or a malformed row.
+/// The file has another format, no such column, or a malformed row, or was written over while it was read.
 pub fn rewrite(
     input: &Path,
     columns: &[String],
@@ -79,18 +81,11 @@ pub fn rewrite(
             "expected CSV, JSON Lines, Parquet or text, but found requests",
         ));
     }
+    if format.0 == Format::Text {
+        return replaced_text(&opened, format.1, output, replace);
+    }
     let mut write = |bytes: &[u8]| output.write_all(bytes).map_err(unwritable);
     let gauge = BytesRead::default();
-    if format.0 == Format::Text {
-        let mut text = String::new();
-        let read = opened.unpacked(format.1, &gauge)?.read_to_string(&mut text);
-        read.map_err(reading)?;
-        write(replace(vec![text])?.concat().as_bytes())?;
-        return Ok(Rewritten {
-            rows: 1,
-            ..Rewritten::default()
-        });
-    }
     let mut reader = open_rows(&opened, format, &layout, &gauge, parquet)?;
     let names = match columns {
         // Without a header, the first row would be copied with its originals.
@@ -142,6 +137,39 @@ pub fn rewrite(
     Ok(Rewritten {
         rows: done,
         missing,
+        is_changed: opened.is_changed(&gauge)?,
+    })
+}
+
+/// Copies a file to `output` with another text, whatever its format.
+///
+/// # Errors
+/// The file is not UTF-8, or was written over while it was read.
+pub fn rewrite_text(
+    input: &Path,
+    output: &mut dyn Write,
+    replace: &mut Replace<'_>,
+) -> Result<Rewritten> {
+    replaced_text(&OpenInput::file(input)?, Compression::None, output, replace)
+}
+
+fn replaced_text(
+    opened: &OpenInput,
+    compression: Compression,
+    output: &mut dyn Write,
+    replace: &mut Replace<'_>,
+) -> Result<Rewritten> {
+    let (gauge, mut text) = (BytesRead::default(), String::new());
+    let read = opened
+        .unpacked(compression, &gauge)?
+        .read_to_string(&mut text);
+    read.map_err(reading)?;
+    let replaced = replace(vec![text])?.concat();
+    output.write_all(replaced.as_bytes()).map_err(unwritable)?;
+    Ok(Rewritten {
+        rows: 1,
+        missing: BTreeMap::new(),
+        is_changed: opened.is_changed(&gauge)?,
     })
 }
 
@@ -257,7 +285,7 @@ fn piece(writer: Box<dyn RowWriter>, footers: &mut Footers) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, time::SystemTime};
 
     use super::*;
 
@@ -299,6 +327,36 @@ mod tests {
         };
         insta::assert_snapshot!(rewritten(&[]).unwrap_err(), @"the first line may be a row, because it has no known name of a column; put a header before the rows, or name the column with `--columns`");
         assert_eq!(rewritten(&["a@b.org".to_owned()]).unwrap().rows, 1);
+    }
+
+    #[test]
+    fn a_file_that_is_written_over_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        let changed = |is_text: bool, later: &str| {
+            fs::write(&path, "text\na@b.org\n").unwrap();
+            // Times have steps of a few milliseconds.
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            let mut changes = |texts: Vec<String>| {
+                fs::write(&path, later).unwrap();
+                Ok(texts)
+            };
+            let mut output = Vec::new();
+            let found = match is_text {
+                true => rewrite_text(&path, &mut output, &mut changes),
+                false => rewrite(&path, &[], &mut output, Parquet::default(), &mut changes),
+            };
+            found.map(|found| (found.is_changed, String::from_utf8(output).unwrap()))
+        };
+        for is_text in [true, false] {
+            let same = "text\na@b.org\n";
+            let longer = changed(is_text, &format!("{same}c@b.org\n")).unwrap();
+            assert_eq!(longer, (true, same.to_owned()));
+            let refusal = changed(is_text, "text\nd@b.org\n").unwrap_err();
+            let refusal = refusal.to_string();
+            assert!(refusal.contains("while it is read"), "{refusal}");
+        }
     }
 
     #[test]

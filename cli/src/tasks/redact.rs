@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -43,7 +43,7 @@ use kivu_jobs::{
     Parameters, Parquet,
     input::format::NamedForm,
     output::files::{digest, rename_new},
-    rewrite::{Replace, entity_finder, rewrite},
+    rewrite::{Replace, entity_finder, rewrite, rewrite_text},
 };
 
 /// What the name of a file ends in until it is complete.
@@ -380,22 +380,23 @@ impl Files {
         require_same_form(input, output)?;
         let mut output = NewFile::create(output, SHARED)?;
         let named = NamedForm::of(&input.to_string_lossy());
-        let mut notes = Vec::new();
-        if named.format.is_some() || named.compression.is_some() || !columns.is_empty() {
-            let found = rewrite(input, &columns, &mut output.file, parquet, replace)?;
-            notes.extend(found.missing.iter().map(|(name, count)| {
-                let (rows, were) = match count {
-                    1 => ("1 row has".to_owned(), "was"),
-                    _ => (format!("{count} rows have"), "were"),
-                };
-                format!("note: {rows} no field `{name}`, and {were} copied without it")
-            }));
-        } else {
-            let mut text = String::new();
-            regular_file::open(input)
-                .and_then(|mut file| file.read_to_string(&mut text))
-                .map_err(Error::cannot("read", input.display()))?;
-            output.write(replace(vec![text])?.concat().as_bytes())?;
+        let found = match named.format.is_some() || named.compression.is_some() {
+            false if columns.is_empty() => {
+                regular_file::open(input).map_err(Error::cannot("read", input.display()))?;
+                rewrite_text(input, &mut output.file, replace)?
+            }
+            _ => rewrite(input, &columns, &mut output.file, parquet, replace)?,
+        };
+        let missing = found.missing.iter().map(|(name, count)| {
+            let (rows, were) = match count {
+                1 => ("1 row has".to_owned(), "was"),
+                _ => (format!("{count} rows have"), "were"),
+            };
+            format!("note: {rows} no field `{name}`, and {were} copied without it")
+        });
+        let mut notes: Vec<_> = missing.collect();
+        if found.is_changed {
+            notes.push("note: the input was changed while it was read".to_owned());
         }
         output.sync()?;
         Ok((output, notes))

@@ -223,7 +223,7 @@ impl OpenInput {
             "expected `{}` to stay as it was while it is read, but it was written to",
             self.name()
         ))
-        .with_hint("run the job again when nothing writes to the file"))
+        .with_hint("start again when nothing writes to the file"))
     }
 
     /// `length` bytes from `start` on.
@@ -396,7 +396,7 @@ mod tests {
         std::fs::write(&path, "one\ntoo\nthree\n").unwrap();
         let error = input.is_changed(&gauge).unwrap_err().to_string();
         assert!(
-            error.ends_with("to stay as it was while it is read, but it was written to; run the job again when nothing writes to the file"),
+            error.ends_with("to stay as it was while it is read, but it was written to; start again when nothing writes to the file"),
             "{error}"
         );
         // Of what was read from many places, only the time of the last write is known.
