@@ -118,7 +118,7 @@ pub fn date(text: &str) -> bool {
     let month = parts
         .iter()
         .find_map(|part| MONTHS.iter().position(|name| part.starts_with(name)));
-    let numbers: Vec<u32> = parts
+    let numbers: Vec<u64> = parts
         .iter()
         .map(|part| {
             let end = part.find(|c: char| !c.is_ascii_digit());
@@ -126,7 +126,7 @@ pub fn date(text: &str) -> bool {
         })
         .collect();
     match (month, numbers.as_slice()) {
-        (Some(month), [day, 0, year] | [0, day, year]) => is_day(*year, month as u32 + 1, *day),
+        (Some(month), [day, 0, year] | [0, day, year]) => is_day(*year, month as u64 + 1, *day),
         (None, [year, month, day]) if *year > 31 => is_day(*year, *month, *day),
         (None, [first, second, year]) => {
             is_day(*year, *second, *first) || is_day(*year, *first, *second)
@@ -135,7 +135,7 @@ pub fn date(text: &str) -> bool {
     }
 }
 
-fn is_day(year: u32, month: u32, day: u32) -> bool {
+fn is_day(year: u64, month: u64, day: u64) -> bool {
     let is_leap = year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let days = match month {
         4 | 6 | 9 | 11 => 30,
@@ -219,11 +219,14 @@ pub fn it_fiscal_code(text: &str) -> bool {
     values.iter().enumerate().map(value).sum::<u32>() % 26 == check
 }
 
-/// A month with its century's offset, a day, and a sum with weights 1, 3, 7 and 9.
+/// A day, whose month has its century's offset, and a sum with weights 1, 3, 7 and 9.
 pub fn pl_pesel(text: &str) -> bool {
     let digits = digits(text);
-    (1..=12).contains(&(number(&digits[2..4]) % 20))
-        && (1..=31).contains(&number(&digits[4..6]))
+    let month = number(&digits[2..4]);
+    // From 1800 to 2299; 1900 has no offset.
+    let century = 18 + (month / 20 + 1) % 5;
+    let year = century * 100 + number(&digits[..2]);
+    is_day(year, month % 20, number(&digits[4..6]))
         && weighted(&digits, &[1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1]).is_multiple_of(10)
 }
 
@@ -256,14 +259,23 @@ pub fn nl_bsn(text: &str) -> bool {
     number(&digits) > 0 && weighted(&digits, &[9, 8, 7, 6, 5, 4, 3, 2, 10]).is_multiple_of(11)
 }
 
-/// A day in 19 or 20, if the century is written, and Luhn over the other ten digits.
+/// A day in 19 or 20, and Luhn over the ten digits without the century.
 pub fn se_personnummer(text: &str) -> bool {
     let digits = digits(text);
     let (century, digits) = digits.split_at(digits.len() - 10);
-    (century.is_empty() || matches!(number(century), 19 | 20))
-        && (1..=12).contains(&number(&digits[2..4]))
-        // 60 is added for numbers that are assigned without a permit of residence.
-        && matches!(number(&digits[4..6]), 1..=31 | 61..=91)
+    // 60 is added for numbers that are assigned without a permit of residence.
+    let day = number(&digits[4..6]);
+    let day = day.checked_sub(60).unwrap_or(day);
+    [19, 20]
+        .into_iter()
+        .filter(|written| century.is_empty() || number(century) == *written)
+        .any(|century| {
+            is_day(
+                century * 100 + number(&digits[..2]),
+                number(&digits[2..4]),
+                day,
+            )
+        })
         && is_luhn(digits)
 }
 
