@@ -90,18 +90,56 @@ impl<'a> Plain<'a> {
 /// What is read in place of the first characters, with their length; `None` if they stay.
 fn read(text: &str) -> Option<(usize, Option<char>)> {
     let first = text.chars().next()?;
-    let length = first.len_utf8();
+    let (length, first) = escaped(text).unwrap_or((first.len_utf8(), first));
     match first {
         // JSON, and other sources of programs.
         '\\' if is_break(text) => Some((2, Some('\n'))),
         // A terminal's colours.
-        '\u{1b}' if text[1..].starts_with('[') => {
-            let end = text[2..].find(|c| matches!(c, '@'..='~'));
-            Some((end.map_or(length, |end| end + 3), None))
+        '\u{1b}' if text[length..].starts_with('[') => {
+            let end = text[length + 1..].find(|c| matches!(c, '@'..='~'));
+            Some((end.map_or(length, |end| length + end + 2), None))
         }
         _ if is_invisible(first) => Some((length, None)),
+        _ if length > first.len_utf8() => Some((length, ascii(first).or(Some(first)))),
         _ => ascii(first).map(|read| (length, Some(read))),
     }
+}
+
+/// A character that JSON, Python or HTML writes as its number, or the `@` or `+` of a URL; and the length of that form.
+fn escaped(text: &str) -> Option<(usize, char)> {
+    const LONGEST_ENTITY: usize = "&#x10ffff;".len();
+    let number = |digits: &str, radix: u32| {
+        let is_digit = |digit: u8| char::from(digit).is_digit(radix);
+        let is_number = !digits.is_empty() && digits.bytes().all(is_digit);
+        is_number.then(|| u32::from_str_radix(digits, radix).ok())?
+    };
+    let (length, code) = match text.as_bytes() {
+        [b'\\', b'u', ..] => (6, number(text.get(2..6)?, 16)?),
+        [b'\\', b'x', ..] => (4, number(text.get(2..4)?, 16)?),
+        [b'%', b'4', b'0', ..] => return Some((3, '@')),
+        [b'%', b'2', b'B' | b'b', ..] => return Some((3, '+')),
+        [b'&', ..] => {
+            let end = text
+                .bytes()
+                .take(LONGEST_ENTITY)
+                .position(|byte| byte == b';')?;
+            let code = match &text[1..end] {
+                "nbsp" => 0xa0,
+                entity => {
+                    let digits = entity.strip_prefix('#')?;
+                    match digits.strip_prefix(['x', 'X']) {
+                        Some(digits) => number(digits, 16)?,
+                        None => number(digits, 10)?,
+                    }
+                }
+            };
+            (end + 1, code)
+        }
+        _ => return None,
+    };
+    // Half of a character beyond 16 bits.
+    let character = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
+    Some((length, character))
 }
 
 /// Spaces, hyphens, dashes and line ends in a row, with marks of a quotation behind a line's end.
@@ -117,6 +155,7 @@ impl Row {
     fn of(text: &str) -> Self {
         let (mut length, mut breaks, mut read) = (0, 0, ' ');
         while let Some(c) = text[length..].chars().next() {
+            let (size, c) = escaped(&text[length..]).unwrap_or((c.len_utf8(), c));
             match c {
                 '\\' if is_break(&text[length..]) => {
                     length += 1;
@@ -131,7 +170,7 @@ impl Row {
                 _ if c.is_whitespace() || is_invisible(c) => {}
                 _ => break,
             }
-            length += c.len_utf8();
+            length += size;
         }
         Self {
             length,

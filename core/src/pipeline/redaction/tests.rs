@@ -173,6 +173,45 @@ fn separators_and_digits_beyond_ascii_are_read() {
     );
 }
 
+/// JSON, Python, HTML and URLs write some characters as their numbers.
+#[test]
+fn escapes_hide_nothing() {
+    for (name, text, expected) in [
+        (
+            "CREDIT_CARD",
+            r"no:\u00a04111 1111 1111 1111, \u003cb\u003e4111\u00a01111&nbsp;1111 \xa01111\u003c/b\u003e",
+            [r"4111\u00a01111&nbsp;1111 \xa01111", "4111 1111 1111 1111"],
+        ),
+        (
+            "CREDIT_CARD",
+            r"\u001b[31m4111 1111 1111 1111\u001b[0m \ud83d\ude004111\u200b111111111111",
+            [r"4111\u200b111111111111", "4111 1111 1111 1111"],
+        ),
+        (
+            "EMAIL_ADDRESS",
+            r"Anna \u003canna@example.com\u003e, ?to=anna%40example.com&id=1",
+            ["to=anna%40example.com", "anna@example.com"],
+        ),
+        (
+            "EMAIL_ADDRESS",
+            r"anna&#x40;example.com, bob&#64;example.com &amp; &#; &#xg; &",
+            ["anna&#x40;example.com", "bob&#64;example.com"],
+        ),
+        (
+            "PHONE_NUMBER",
+            r"\u002B49 30 1234567, phone=%2b49301234567",
+            [r"\u002B49 30 1234567", "%2b49301234567"],
+        ),
+        (
+            "URL",
+            r"https://a.org/?to=a%40b.org\u0026id=1\u003cbr> www.b.org/a%20b \u \x4 %4",
+            [r"https://a.org/?to=a%40b.org\u0026id=1", "www.b.org/a%20b"],
+        ),
+    ] {
+        assert_eq!(found(&[name], text), expected, "{text}");
+    }
+}
+
 /// A number, an address or a key with something between its characters that a reader does not see.
 #[test]
 fn invisible_characters_hide_nothing() {
