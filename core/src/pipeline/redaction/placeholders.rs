@@ -156,7 +156,7 @@ pub struct Memory {
 
 /// A placeholder: a label, and a number, hash or encrypted original.
 static PLACEHOLDER: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"\[([^\[\]:\r\n]+)(?:_([0-9]{1,18})|#([0-9a-f]{32})|:([A-Za-z0-9_-]{22,}))\]").ok()
+    Regex::new(r"\[([^\[\]:\r\n]*)(?:_([0-9]{1,18})|#([0-9a-f]{32})|:([A-Za-z0-9_-]{22,}))\]").ok()
 });
 
 /// The places of placeholders in a text.
