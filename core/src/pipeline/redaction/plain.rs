@@ -164,6 +164,7 @@ impl Row {
                 '\r' if text[length..].starts_with("\r\n") => {}
                 '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}' => breaks += 1,
                 '>' | '|' if breaks > 0 => {}
+                '%' if text[length..].starts_with("%20") => length += 2,
                 '-' | '\u{2010}'..='\u{2015}' | '\u{2212}' | '\u{fe58}' | '\u{fe63}' | '－' => {
                     read = '-';
                 }
