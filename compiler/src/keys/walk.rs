@@ -230,17 +230,16 @@ impl Walk<'_> {
             return Ok(());
         };
         let code = Family::named(model_type).and_then(|family| family.code.as_ref());
-        let file_of_known = |named: &Value| {
-            let (file, class) = code_path(named.as_str()?)?;
-            let mut classes = code.filter(|code| code.has(file))?.classes.iter();
-            classes
-                .any(|known| class.starts_with(known))
-                .then_some(file)
+        let known_files = |map: &Map<String, Value>| -> Option<BTreeSet<String>> {
+            let files = map.values().map(|named| {
+                let (file, class) = code_path(named.as_str()?)?;
+                let mut classes = code.filter(|code| code.has(file))?.classes.iter();
+                let is_known = classes.any(|known| class.starts_with(known));
+                is_known.then(|| format!("{file}.py"))
+            });
+            files.collect()
         };
-        let files: Option<BTreeSet<&str>> = map
-            .as_object()
-            .and_then(|map| map.values().map(file_of_known).collect());
-        let Some(files) = files else {
+        let Some(files) = map.as_object().and_then(known_files) else {
             let expected = format!("`{model_type}` without code of its own");
             return self
                 .allowed
@@ -249,9 +248,9 @@ impl Walk<'_> {
         let known = code.map_or(&[][..], |code| &code.known[..]);
         match known.is_empty() {
             true => Ok(()),
-            false => files.iter().try_for_each(|file| {
-                self.known_file(folder, "auto_map", &format!("{file}.py"), known)
-            }),
+            false => files
+                .iter()
+                .try_for_each(|file| self.known_file(folder, "auto_map", file, known)),
         }
     }
 

@@ -262,7 +262,9 @@ mod tests {
 
     fn packed(compression: Compression, text: &str) -> Vec<u8> {
         let mut packer = compression.pack().unwrap();
-        packer.write_all(text.as_bytes()).unwrap();
+        packer
+            .append(|output| output.write_all(text.as_bytes()))
+            .unwrap();
         packer.finish().unwrap()
     }
 

@@ -277,6 +277,8 @@ fn is_json(start: &[u8]) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn format_of(name: &str, contents: &[u8], requested: Option<Format>) -> Result<Format> {

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use kivu::{
-    error::{Error, Result},
+    error::Result,
     pipeline::redaction::placeholders::{Mapping, Memory},
 };
 

@@ -7,7 +7,7 @@ use kivu_engine::{
     program::{
         CountedLabels, Dense, Experts, LabelLayers, LabelTransformer, LabelTransformerLayer, Lstm,
         Mixing, Norm, PairLayers, PairScorer, Per, SchemaTokens, Scorer, SpanHead, SpanScorer,
-        TextScorer, Value, ValueId, WORD_SCORES, WordScorer,
+        TextScorer, ValueId, WORD_SCORES, WordScorer,
     },
 };
 
