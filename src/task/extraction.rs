@@ -268,11 +268,10 @@ impl<'a> Reader<'a> {
             None => Ok(None),
             Some("str") => Ok(Some(true)),
             Some("list") => Ok(Some(false)),
-            Some(other) => Err(Error::invalid(format!(
-                "expected `str` or `list` in `{}.{name}`, but found `{}`",
-                self.path,
-                other.escape_default()
-            ))),
+            Some(found) => {
+                let path = format!("{}.{name}", self.path);
+                Err(unexpected(&path, "`str` or `list`", found))
+            }
         }
     }
 
@@ -287,15 +286,9 @@ impl<'a> Reader<'a> {
             let entity = |path: &str, name, value: Option<&Ordered>| {
                 let found = entity(path, name, value)?;
                 // A label's own settings take precedence.
-                let has_own = value
-                    .and_then(object)
-                    .into_iter()
-                    .flatten()
-                    .any(|(name, _)| name == "dtype");
-                let is_single = if has_own {
-                    found.is_single
-                } else {
-                    single.unwrap_or(false)
+                let is_single = match value.is_some_and(|value| has(value, "dtype")) {
+                    true => found.is_single,
+                    false => single.unwrap_or(false),
                 };
                 Ok(Field {
                     is_single,
@@ -359,6 +352,18 @@ fn object(value: &Ordered) -> Option<impl Iterator<Item = (&str, &Ordered)>> {
     }
 }
 
+fn has(value: &Ordered, name: &str) -> bool {
+    object(value).is_some_and(|mut fields| fields.any(|(own, _)| own == name))
+}
+
+/// Error for another text than what is expected.
+fn unexpected(path: &str, expected: &str, found: &str) -> Error {
+    Error::invalid(format!(
+        "expected {expected} in `{path}`, but found `{}`",
+        found.escape_default()
+    ))
+}
+
 fn wrong(path: &str, expected: &str, found: &Ordered) -> Error {
     Error::invalid(format!(
         "expected {expected} in `{path}`, but found {}",
@@ -395,11 +400,18 @@ fn name(path: &str, value: &str) -> Result<String> {
 
 fn list<'a>(path: &str, value: &'a Ordered) -> Result<&'a [Ordered]> {
     match value {
-        Ordered::List(values) if !values.is_empty() => Ok(values),
-        Ordered::List(_) => Err(Error::invalid(format!(
+        Ordered::List(values) => filled(path, values.as_slice()),
+        other => Err(wrong(path, "a list", other)),
+    }
+}
+
+/// Refuses an empty list.
+fn filled<T, L: AsRef<[T]>>(path: &str, found: L) -> Result<L> {
+    match found.as_ref().is_empty() {
+        false => Ok(found),
+        true => Err(Error::invalid(format!(
             "expected entries in `{path}`, but found none"
         ))),
-        other => Err(wrong(path, "a list", other)),
     }
 }
 
@@ -438,13 +450,7 @@ fn named<T>(
             .collect();
     };
     let found = fields.map(|(own, value)| read(&below(path, own), name(path, own)?, Some(value)));
-    let found = found.collect::<Result<Vec<T>>>()?;
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(Error::invalid(format!(
-            "expected entries in `{path}`, but found none"
-        ))),
-    }
+    filled(path, found.collect::<Result<Vec<T>>>()?)
 }
 
 /// An entity label, with a description or settings.
@@ -513,13 +519,7 @@ fn structures(path: &str, value: &Ordered) -> Result<Vec<Structure>> {
             fields,
         })
     });
-    let found = found.collect::<Result<Vec<_>>>()?;
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(Error::invalid(format!(
-            "expected entries in `{path}`, but found none"
-        ))),
-    }
+    filled(path, found.collect::<Result<Vec<_>>>()?)
 }
 
 /// A field: `name::type::[choice|choice]::description`, or an object.
@@ -609,11 +609,7 @@ fn classifications(path: &str, value: &Ordered) -> Result<Vec<TextLabels>> {
     if let Some(fields) = object(value) {
         let found = fields.map(|(own, value)| {
             let (path, own) = (below(path, own), name(path, own)?);
-            let has_settings = object(value)
-                .into_iter()
-                .flatten()
-                .any(|(name, _)| name == "labels");
-            match has_settings {
+            match has(value, "labels") {
                 false => Ok(classification(&own, labels(&path, value)?)),
                 true => with_settings(Reader::new(path, value)?, Some(own)),
             }
@@ -652,12 +648,9 @@ fn with_settings(mut reader: Reader<'_>, own: Option<String>) -> Result<TextLabe
         None | Some("auto") => None,
         Some("sigmoid") => Some(ScoreFunction::Sigmoid),
         Some("softmax") => Some(ScoreFunction::Softmax),
-        Some(other) => {
-            return Err(Error::invalid(format!(
-                "expected `auto`, `sigmoid` or `softmax` in `{}.class_act`, but found `{}`",
-                reader.path,
-                other.escape_default()
-            )));
+        Some(found) => {
+            let path = format!("{}.class_act", reader.path);
+            return Err(unexpected(&path, "`auto`, `sigmoid` or `softmax`", found));
         }
     };
     let mut found = TextLabels {
@@ -677,10 +670,7 @@ fn with_settings(mut reader: Reader<'_>, own: Option<String>) -> Result<TextLabe
                 Ordered::List(pair) if pair.len() == 2 => {
                     let label = text(&path, &pair[1])?;
                     if !known.contains(label.as_str()) {
-                        return Err(Error::invalid(format!(
-                            "expected a label of `{own}` in `{path}`, but found `{}`",
-                            label.escape_default()
-                        )));
+                        return Err(unexpected(&path, &format!("a label of `{own}`"), &label));
                     }
                     examples.push((text(&path, &pair[0])?, label));
                 }
