@@ -22,7 +22,7 @@ const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
 /// Statuses of requests, and of documents, that may succeed later.
 const PASSING: [u16; 4] = [429, 502, 503, 504];
 const TOO_LARGE: u16 = 413;
-/// After this, a reason quotes the document.
+/// Begins the part of a reason that quotes the document.
 const PREVIEW: &str = ". Preview of field's value";
 
 /// OpenSearch.

@@ -37,7 +37,7 @@ fn refusal(path: &str, cause: &str) -> Option<Error> {
     let message = message
         .rsplit_once(" at line ")
         .map_or(message, |(message, _)| message);
-    // After the name: the end of the quote, or the value.
+    // The name ends the message, or its value follows.
     let end = message.find('`')?;
     let name = message[..end].split(": ").next()?;
     let object = parent(&path);

@@ -205,7 +205,7 @@ struct Shortened {
     is_truncated: bool,
 }
 
-/// A text of at most `limit` tokens, without markers. A text with as many is decoded from its tokens.
+/// A text of at most `limit` tokens, without markers. A text with `limit` tokens or more is decoded from its tokens.
 fn shortened(
     tokenizer: &Tokenizer,
     text: &str,

@@ -4,7 +4,7 @@ use kivu_base::error::{Error, Result};
 
 /// Maximum bytes of a request's prompt or instruction, which is read with each of its texts.
 pub const MAX_BYTES: usize = 16 * 1024;
-/// Before an instruction, which ends with its line: in prompts of embedding models, and in Qwen3-Reranker's template.
+/// What precedes an instruction, which ends with its line, in embedding models' prompts and Qwen3-Reranker's template.
 const MARKERS: [&str; 2] = ["<Instruct>: ", "Instruct: "];
 
 /// The prompt with another instruction; `None` if it has none.

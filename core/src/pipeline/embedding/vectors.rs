@@ -48,11 +48,11 @@ impl fmt::Display for VectorType {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum StoredVector {
-    /// For [`VectorType::Float`].
+    /// Values of [`VectorType::Float`].
     Float(Vec<f32>),
-    /// For [`VectorType::Int8`] and [`VectorType::Binary`].
+    /// Bytes of [`VectorType::Int8`] and [`VectorType::Binary`].
     Int8(Vec<i8>),
-    /// For [`VectorType::Uint8`] and [`VectorType::Ubinary`].
+    /// Bytes of [`VectorType::Uint8`] and [`VectorType::Ubinary`].
     Uint8(Vec<u8>),
 }
 

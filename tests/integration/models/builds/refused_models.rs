@@ -138,7 +138,7 @@ fn named_models_are_refused_by_what_they_need() {
             "Ministral 3 with rotary positions for a part of each head",
             "tiny-ministral3",
             json!({ "partial_rotary_factor": 0.5 }),
-            "found `partial_rotary_factor`",
+            "`partial_rotary_factor` 0.5 in `config.json` is unknown",
         ),
     ];
     let folder = tempfile::tempdir().unwrap();
