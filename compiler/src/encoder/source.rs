@@ -309,9 +309,9 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
         }
         EngineChoice::Native => {
             return Err(Error::model(format!(
-                "the native engine does not run `{}` with vectors of {} values: it needs a family in \
-                 `docs/bundle-reference.md`, and a multiple of {LANES}",
-                encoder_limits.architecture, encoder_limits.hidden
+                "the native engine does not run this `{}`: it needs layers that `docs/bundle-reference.md` \
+                 lists, and widths that {LANES} divides",
+                encoder_limits.architecture
             ))
             .with_hint("use `--engine auto`"));
         }
@@ -526,7 +526,7 @@ mod tests {
             ..Plan::default()
         };
         let refusal = open(&plan).err().unwrap().to_string();
-        let expected = "for the native engine, but found `BertModel` with 32 values";
+        let expected = "the native engine does not run this `BertModel`";
         assert!(refusal.contains(expected), "{refusal}");
     }
 

@@ -70,7 +70,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
     let (folder, model_type) = (&plan.folder, config.model_type());
     if !MODEL_TYPES.contains(&model_type) {
         return Err(Error::model(format!(
-            "expected a `model_type` of {}, but found `{model_type}`",
+            "the `model_type` `{model_type}` is not supported; supported: {}",
             quoted(&MODEL_TYPES)
         ))
         .with_hint(alternative(config)));

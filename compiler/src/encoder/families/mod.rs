@@ -130,9 +130,9 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         t5::T5 | t5::MT5 => t5::read(config),
         bart::BART => bart::read(config),
         other => Err(Error::model(format!(
-            "expected a `model_type` among {}, but found `{other}` ({})",
-            quoted(&Family::names().collect::<Vec<_>>()),
-            config.architecture()
+            "the `model_type` `{other}` ({}) is not supported; supported: {}",
+            config.architecture(),
+            quoted(&Family::names().collect::<Vec<_>>())
         ))
         .with_hint(alternative(config))),
     }

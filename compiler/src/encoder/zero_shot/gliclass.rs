@@ -166,9 +166,9 @@ fn encoder(config: &ConfigFile, folder: &ModelFolder) -> Result<EncoderConfig> {
     let own = ConfigFile::new(ConfigFile::NAME, fields);
     if !ENCODERS.contains(&own.model_type()) {
         return Err(Error::model(format!(
-            "expected a `model_type` among {} in the `encoder_config` of a {GLICLASS} model, but found `{}`",
-            quoted(&ENCODERS),
-            own.model_type()
+            "the `model_type` `{}` in the `encoder_config` of a {GLICLASS} model is not supported; supported: {}",
+            own.model_type(),
+            quoted(&ENCODERS)
         )));
     }
     encoder_of(&own, folder, GLICLASS)
@@ -255,7 +255,7 @@ mod tests {
         expected `use_segment_embeddings` false in `config.json`, but found true
         `scorer_type` `hopfield` in `config.json` is not supported; supported: `simple`, `weighted-dot`, `mlp`
         `pooling_strategy` `rms` in `config.json` is not supported; supported: `first`, `last`, `avg`, `sum`
-        expected a `model_type` among `deberta-v2`, `modernbert` in the `encoder_config` of a GLiClass model, but found `qwen2`
+        the `model_type` `qwen2` in the `encoder_config` of a GLiClass model is not supported; supported: `deberta-v2`, `modernbert`
         expected `encoder_config` in `config.json`, but found none
         "#);
         for field in ["scorer_type", "pooling_strategy", "use_lstm"] {

@@ -162,11 +162,10 @@ impl Paths<'_> {
             None => {
                 let has_code = config.fields().contains_key("auto_map");
                 return Err(Error::model(format!(
-                    "expected a `model_type` among {}, or an ONNX export, in `{name}`, but found \
-                     `{}` ({})",
-                    quoted(&types),
+                    "the `model_type` `{}` ({}) of `{name}` is not supported, and it has no ONNX export; supported: {}",
                     config.model_type(),
-                    config.architecture()
+                    config.architecture(),
+                    quoted(&types)
                 ))
                 .with_hint(match has_code {
                     true => "it needs code from the repository, and Kivu runs none",

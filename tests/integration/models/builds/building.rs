@@ -47,9 +47,12 @@ fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
 fn shown(error: &Error, folder: &Path) -> String {
     let text = error.chain();
     let text = text.replace(&folder.display().to_string(), "[folder]");
-    match (text.find("`albert`"), text.find(", but found")) {
-        (Some(first), Some(end)) => format!("{}[families]{}", &text[..first], &text[end..]),
-        _ => text,
+    match text.split_once("`albert`") {
+        Some((before, rest)) => {
+            let (_, hint) = rest.split_once("; ").unwrap();
+            format!("{before}[families]; {hint}")
+        }
+        None => text,
     }
 }
 
@@ -110,8 +113,8 @@ fn unsupported_sources_are_refused_by_name() {
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
     insta::assert_snapshot!(refusals.join("\n"), @r#"
-    cannot build from `[folder]/model`: expected a `model_type` among [families], but found `gpt2` (GPT2LMHeadModel); Kivu does not run decoders that generate texts
-    cannot build from `[folder]/model`: expected a `model_type` among [families], but found `gpt2` (BertModel); export other encoders with `optimum-cli export onnx`
+    cannot build from `[folder]/model`: the `model_type` `gpt2` (GPT2LMHeadModel) is not supported; supported: [families]; Kivu does not run decoders that generate texts
+    cannot build from `[folder]/model`: the `model_type` `gpt2` (BertModel) is not supported; supported: [families]; export other encoders with `optimum-cli export onnx`
     cannot build from `[folder]/model`: expected an activation among `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `swish`, `tanh`, but found `mish`
     cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
     cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
@@ -277,8 +280,8 @@ fn files_that_are_something_else_are_named() {
     expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found only `onnx/model_fp16.onnx`: graphs in other precisions; Kivu reads `model.onnx` and `model_quantized.onnx`, which `optimum-cli export onnx` writes in fp32
     expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found only `tf_model.h5`: weights of TensorFlow; convert them with `from_tf=True` and `save_pretrained` of `transformers` 4
     expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found only `model.Q4_K_M.gguf`: weights of llama.cpp; use the repository that they were converted from
-    cannot build from `[folder]/model`: expected a `model_type` among [families], but found `clip` (CLIPModel); Kivu runs models for texts only
-    cannot build from `[folder]/model`: expected a `model_type` among [families], but found `whisper` (WhisperForConditionalGeneration); Kivu runs models for texts only
+    cannot build from `[folder]/model`: the `model_type` `clip` (CLIPModel) is not supported; supported: [families]; Kivu runs models for texts only
+    cannot build from `[folder]/model`: the `model_type` `whisper` (WhisperForConditionalGeneration) is not supported; supported: [families]; Kivu runs models for texts only
     the first module in `modules.json`, `sentence_transformers.models.BERT`, is not supported: an old name; write `sentence_transformers.models.Transformer` in its place
     the first module in `modules.json`, `sentence_transformers.models.CLIPModel`, is not supported: Kivu runs models for texts only
     "#);

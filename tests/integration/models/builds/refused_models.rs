@@ -60,7 +60,7 @@ fn named_models_are_refused_by_what_they_need() {
             "NV-Embed",
             "tiny-mistral",
             json!({ "model_type": "nvembed" }),
-            "but found `nvembed`",
+            "the `model_type` `nvembed`",
         ),
         (
             "mmBERT",
@@ -90,7 +90,7 @@ fn named_models_are_refused_by_what_they_need() {
             "Phi-3",
             "tiny-llama",
             json!({ "model_type": "phi3" }),
-            "but found `phi3`",
+            "the `model_type` `phi3`",
         ),
         (
             "LFM2.5-Embedding",

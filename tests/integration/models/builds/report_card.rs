@@ -140,9 +140,12 @@ fn outcome(
         .chain()
         .replace(&source.display().to_string(), "[folder]");
     // Without the list of all families, or the way to build a model anyway.
-    let refusal = match refusal.split_once("expected a `model_type` among") {
-        Some((_, families)) => families.rsplit_once(", but ").unwrap().1,
-        None => refusal.split("; ").next().unwrap(),
+    let refusal = match refusal.split_once("; supported: `albert`") {
+        Some((problem, families)) => {
+            let (_, reason) = families.split_once("; ").unwrap();
+            format!("{}; {reason}", problem.rsplit(": ").next().unwrap())
+        }
+        None => refusal.split("; ").next().unwrap().to_owned(),
     };
     let is_accepted =
         refusal.contains("expected the weight `") && refusal.ends_with("found no such weight");

@@ -3,7 +3,10 @@
 
 use std::{fs, path::Path, process::Command};
 
-use crate::{source_files::sources, tools::root};
+use crate::{
+    source_files::{CRATES, sources},
+    tools::root,
+};
 
 /// A document's anchors, as GitHub derives them from headings.
 fn anchors(text: &str) -> Vec<String> {
@@ -176,4 +179,69 @@ fn paths_in_documentation_exist() {
     }
     assert!(count > 60, "{count} paths");
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Names of types, functions and constants that `docs/design.md` mentions are in the code or the templates.
+#[test]
+fn names_in_the_design_exist() {
+    let folders = ["engine/src", "functions"].iter().chain(&CRATES);
+    let files = folders.flat_map(|folder| sources(&root().join(folder), "rs"));
+    let others = sources(&root().join("deploy"), "yaml").into_iter();
+    let others = others.chain(["template.yaml", "samconfig.toml"].map(|name| root().join(name)));
+    let text: String = files
+        .chain(others)
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let is_name = |span: &&str| {
+        let is_plain = |next: char| next.is_ascii_alphanumeric() || "_:".contains(next);
+        let is_code =
+            span.starts_with(|next: char| next.is_ascii_uppercase()) || span.contains('_');
+        span.len() > 1 && span.chars().all(is_plain) && is_code
+    };
+    let page = fs::read_to_string(root().join("docs/design.md")).unwrap();
+    let names: Vec<&str> = prose(&page)
+        .flat_map(|(_, line)| line.split('`').skip(1).step_by(2))
+        .filter(is_name)
+        .collect();
+    assert!(names.len() > 40, "{names:?}");
+    let is_missing = |name: &&&str| !name.split("::").all(|part| text.contains(part));
+    let missing: Vec<_> = names.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The defaults of parameters in `docs/deploy.md` are those of the template, where `none` and descriptions are empty.
+#[test]
+fn parameters_have_their_documented_defaults() {
+    let template = fs::read_to_string(root().join("template.yaml")).unwrap();
+    let default = |name: &str| {
+        let start = format!("\n  {name}: {{ Type: ");
+        let (_, rest) = template.split_once(&start)?;
+        let (_, value) = rest.lines().next()?.split_once("Default: ")?;
+        match value.strip_prefix('"') {
+            Some(quoted) => quoted.split('"').next(),
+            None => value.split([',', ' ']).next(),
+        }
+    };
+    let page = fs::read_to_string(root().join("docs/deploy.md")).unwrap();
+    let (_, table) = page.split_once("\n| parameter | default |").unwrap();
+    let rows = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let mut count = 0;
+    for row in rows {
+        let [names, defaults] = [1, 2].map(|cell| row.split('|').nth(cell).unwrap().split(','));
+        for (name, stated) in names.zip(defaults) {
+            let [name, stated] = [name, stated].map(|text| text.trim().trim_matches('`'));
+            let found =
+                default(name).unwrap_or_else(|| panic!("the template has no default of `{name}`"));
+            let is_right = match found {
+                "" => stated == "none" || stated.contains(' '),
+                found => stated == found,
+            };
+            assert!(is_right, "`{name}`: {found}, but the page has {stated}");
+            count += 1;
+        }
+    }
+    assert!(count > 40, "{count}");
 }
