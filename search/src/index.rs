@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
+    fs::OpenOptions,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -26,6 +27,8 @@ use kivu::{
 
 /// The footer's key for what the vectors depend on.
 const KEY: &str = "kivu";
+/// The index's permissions: it has texts of files that others may not read.
+const PRIVATE: u32 = 0o600;
 
 /// A passage of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +63,9 @@ impl Index {
         let found = reader.metadata().file_metadata().key_value_metadata();
         let is_same = |entry: &KeyValue| entry.key == KEY && entry.value.as_deref() == Some(origin);
         if !found.is_some_and(|entries| entries.iter().any(is_same)) {
-            return Err(Error::model("it is of another model or version"));
+            return Err(Error::model(
+                "it is of another model or version, or of other settings",
+            ));
         }
         let mut index = Self::default();
         for batch in reader.build().map_err(damaged)? {
@@ -157,7 +162,13 @@ impl Index {
             .set_key_value_metadata(Some(vec![KeyValue::new(KEY.to_owned(), origin.to_owned())]))
             .build();
         let next = path.with_extension(format!("{}.tmp", std::process::id()));
-        let file = File::create(&next).map_err(io())?;
+        let mut options = OpenOptions::new();
+        options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(PRIVATE);
+        let file = options.open(&next).map_err(io())?;
         let mut writer =
             ArrowWriter::try_new(file, batch.schema(), Some(properties)).map_err(failed)?;
         writer.write(&batch).map_err(failed)?;
@@ -187,6 +198,8 @@ pub fn location(home: &Path, roots: &[PathBuf], model: &str) -> Result<PathBuf> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -211,8 +224,13 @@ mod tests {
         };
         index.write(&path, "m").unwrap();
         assert_eq!(Index::read(&path, "m").unwrap(), Some(index));
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, PRIVATE);
         let other = Index::read(&path, "n").unwrap_err();
-        assert_eq!(other.to_string(), "it is of another model or version");
+        assert_eq!(
+            other.to_string(),
+            "it is of another model or version, or of other settings"
+        );
         std::fs::write(&path, "PAR1 no").unwrap();
         assert!(Index::read(&path, "m").is_err());
     }

@@ -73,7 +73,9 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
         Similarity::Cosine => String::new(),
         other => format!(" {other:?}"),
     };
-    let origin = format!("{VERSION} {}{stored}", request.model.digest);
+    let settings = serde_json::to_string(&request.model.settings)
+        .map_err(|error| Error::inference_because("cannot write the model's settings", error))?;
+    let origin = format!("{VERSION} {}{stored} {settings}", request.model.digest);
     let path = location(request.home, request.paths, &request.model.name)?;
     let mut notes = Vec::new();
     let known = Index::read(&path, &origin).unwrap_or_else(|error| {

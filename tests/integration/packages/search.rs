@@ -18,6 +18,11 @@ fn search(home: &Path, folder: &Path, arguments: &[&str]) -> Output {
 }
 
 fn ask(home: &Path, folder: &Path, question: &str, arguments: &[&str]) -> Output {
+    let mut command = command(home, folder, question, arguments);
+    command.output().unwrap()
+}
+
+fn command(home: &Path, folder: &Path, question: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.arg("search").arg(folder);
     command.arg(question).args(arguments);
@@ -25,7 +30,32 @@ fn ask(home: &Path, folder: &Path, question: &str, arguments: &[&str]) -> Output
         .arg("--model")
         .arg(root().join(".kivu/bundles/minilm"));
     command.env("KIVU_HOME", home).stdin(Stdio::null());
-    command.output().unwrap()
+    command
+}
+
+/// The vectors of truncated passages are of no use with another token limit.
+#[test]
+fn an_index_is_made_again_for_other_settings() {
+    let [home, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write(
+        "a.txt",
+        "The weather was cold and wet all week, and people stayed at home. Bananas are yellow fruit.",
+    );
+    write("b.txt", "Bananas and apples.");
+    let best = |tokens: &str| {
+        let mut command = command(home.path(), folder.path(), "yellow fruit", &["--json"]);
+        let (answer, notes) = found(&command.env("KIVU_LIMITS__TOKENS", tokens).output().unwrap());
+        let file = answer["hits"][0]["file"].as_str().unwrap().to_owned();
+        (
+            file.ends_with("a.txt"),
+            notes.contains("the index is made again"),
+        )
+    };
+    assert_eq!(best("6"), (false, false));
+    assert_eq!(best("64"), (true, true));
+    assert_eq!(best("64"), (true, false));
+    assert_eq!(best("6"), (false, true));
 }
 
 fn found(output: &Output) -> (Value, String) {
