@@ -756,7 +756,11 @@ fn redacted_texts_are_restored() {
         for _ in 0..random.usize(..6) {
             let start = random.usize(..characters);
             let end = random.usize(start..=characters).min(start + 12);
-            let mut found = entity(&text, 0..0, ["PER", "a [b]\n", "LOC", ""][random.usize(..4)]);
+            let mut found = entity(
+                &text,
+                0..0,
+                ["PER", "a [b]\n", "LOC", ""][random.usize(..4)],
+            );
             (found.start, found.end) = (start, end);
             entities.push(found);
         }
