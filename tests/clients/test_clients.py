@@ -192,6 +192,14 @@ class OpenAiTest(ServerTest):
             self.create(QUESTION, dimensions=WIDTH + 1)
         self.assertIn("dimensions", str(caught.exception), "the message must name the field")
 
+    def test_query_parameters(self):
+        # Clients for Azure add the first. An option would be ignored in the query.
+        found = self.create(QUESTION, extra_query={"api-version": "2024-10-21"})
+        self.assert_same_bits([found.data[0].embedding], self.embed(QUESTION))
+        with self.assertRaises(openai.UnprocessableEntityError) as caught:
+            self.create(QUESTION, extra_query={"dimensions": 64})
+        self.assert_openai_error(caught.exception, "dimensions")
+
     def test_token_ids_equal_their_text(self):
         # As in TEI, ids are used unchanged, including special tokens.
         own = {"extra_body": {"token_encoding": "model"}}

@@ -107,6 +107,14 @@ pub fn known(set: &str) -> Result<Known> {
         .ok_or_else(|| Error::inference(format!("no set `{set}` in `fields.json`")))
 }
 
+/// Whether some request has a field with this name that changes results, or would.
+pub fn changes_results(name: &str) -> bool {
+    let mut fields = KNOWN.values().copied().flatten();
+    fields.any(|fields| {
+        fields.read.contains(&name) || fields.refused.iter().any(|refused| refused.name == name)
+    })
+}
+
 /// The fields of these sets, and of those that they use; the last ones are foreign.
 fn all<'a>(groups: &'static Groups, names: impl IntoIterator<Item = &'a String>) -> Known {
     let names: Vec<&String> = names.into_iter().collect();

@@ -93,6 +93,13 @@ pub fn is_open(path: &str, method: &Method) -> bool {
         && at_path().all(|route| route.is_open || !route.method.is(method))
 }
 
+/// The query parameters that a request's route reads; `None` if there is no such route.
+pub fn query_parameters(path: &str, method: &Method) -> Option<Vec<&'static str>> {
+    let route = all().find(|route| route.method.is(method) && route.matches(path))?;
+    let parameters = route.query.iter().flatten();
+    Some(parameters.map(|parameter| parameter.name).collect())
+}
+
 /// A path's error bodies.
 pub fn dialect(path: &str) -> Dialect {
     let by_route = APIS

@@ -7,6 +7,7 @@ pub mod info;
 pub mod models;
 pub mod observe;
 pub mod openapi;
+pub mod query;
 pub mod response_limit;
 #[doc(hidden)]
 pub mod route;

@@ -19,7 +19,7 @@ use futures::FutureExt;
 use http_body::Body;
 use tokio::task::JoinSet;
 
-use super::{app::App, models::caller_models::AllowedModels, response_limit};
+use super::{app::App, models::caller_models::AllowedModels, query, response_limit};
 use crate::{
     bodies::{
         permit_body,
@@ -175,13 +175,18 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     };
     let response = match access {
         Ok(admitted) => {
+            let mut query = Ok(());
             if let Some(caller) = admitted {
+                query = query::check(&parts);
                 let allowed = AllowedModels::of_caller(caller.as_ref());
                 parts.extensions.insert(allowed);
                 observed.origin.caller = caller.map(|caller| caller.name);
             }
             let request = Request::from_parts(parts, body);
-            run(&app, request, next, Arc::clone(&observed.record)).await
+            match query {
+                Ok(()) => run(&app, request, next, Arc::clone(&observed.record)).await,
+                Err(error) => Rejection::from(error).into_response(),
+            }
         }
         Err(refusal) => {
             observed.origin = Origin {

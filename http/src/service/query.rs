@@ -1,0 +1,118 @@
+//! Query strings, of which routes read only the parameters in their tables.
+
+use axum::http::{Method, request::Parts};
+
+use crate::{fields, routes};
+use kivu::error::{Error, Result};
+
+/// Refuses query parameters with a body field's name, since their sender expects an effect. Others are ignored, as fields of
+/// bodies are, such as `api-version` from Azure's clients and signatures in URLs.
+pub fn check(request: &Parts) -> Result<()> {
+    let path = request.uri.path();
+    let Some(query) = request.uri.query() else {
+        return Ok(());
+    };
+    let Some(read) = routes::query_parameters(path, &request.method) else {
+        return Ok(());
+    };
+    let mut names = form_urlencoded::parse(query.as_bytes()).map(|(name, _)| name);
+    let is_misplaced = |name: &str| !read.contains(&name) && fields::changes_results(name);
+    let Some(name) = names.find(|name| is_misplaced(name)) else {
+        return Ok(());
+    };
+    let hint = match request.method {
+        Method::POST => "send it in the body",
+        _ => "leave it out",
+    };
+    Err(Error::invalid(format!(
+        "`{path}` does not read the query parameter `{name}`"
+    ))
+    .with_hint(hint)
+    .in_field(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{
+        body::Body,
+        http::{Request, StatusCode},
+    };
+    use serde_json::json;
+    use tower_service::Service;
+
+    use super::*;
+    use crate::{router, scripted, service::app::App};
+    use kivu::config::Limits;
+
+    async fn ask(method: Method, target: &str) -> (StatusCode, String) {
+        let texts = if target.starts_with("/v1/") {
+            "input"
+        } else {
+            "inputs"
+        };
+        let body = match method {
+            Method::POST => json!({ texts: ["cat"] }).to_string(),
+            _ => String::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(target)
+            .header("content-type", "application/json")
+            .body(Body::from(body));
+        let models = scripted::models(scripted::TOKENIZER).unwrap();
+        let mut router = router(App::new(models, Limits::default()));
+        let response = router.call(request.unwrap()).await.unwrap();
+        let status = response.status();
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+        (status, String::from_utf8_lossy(&body.unwrap()).into_owned())
+    }
+
+    #[tokio::test]
+    async fn fields_in_the_query_are_refused() {
+        let mut found = String::new();
+        for (method, target) in [
+            (Method::POST, "/v1/embeddings?api-version=1&dimensions=2"),
+            (Method::POST, "/embed?%74runcate=true"),
+            (Method::POST, "/models/embedding?model=another"),
+            (Method::POST, "/v2/embed?embedding_types=int8"),
+            (Method::GET, "/info?model=another"),
+            (Method::GET, "/v2/languages?target_lang=PT"),
+        ] {
+            let (status, body) = ask(method, target).await;
+            found += &format!("{target}: {} {body}\n", status.as_u16());
+        }
+        insta::assert_snapshot!(found, @r#"
+        /v1/embeddings?api-version=1&dimensions=2: 422 {"error":{"code":null,"message":"`/v1/embeddings` does not read the query parameter `dimensions`; send it in the body","param":"dimensions","type":"invalid_request_error"}}
+        /embed?%74runcate=true: 422 {"error":"`/embed` does not read the query parameter `truncate`; send it in the body","error_type":"Validation"}
+        /models/embedding?model=another: 422 {"error":"`/models/embedding` does not read the query parameter `model`; send it in the body","error_type":"Validation"}
+        /v2/embed?embedding_types=int8: 422 {"message":"`/v2/embed` does not read the query parameter `embedding_types`; send it in the body"}
+        /info?model=another: 422 {"error":"`/info` does not read the query parameter `model`; leave it out","error_type":"Validation"}
+        /v2/languages?target_lang=PT: 422 {"message":"`/v2/languages` does not read the query parameter `target_lang`; leave it out"}
+        "#);
+    }
+
+    #[tokio::test]
+    async fn other_parameters_are_ignored() {
+        for (method, target) in [
+            (Method::POST, "/v1/embeddings?api-version=2024-10-21"),
+            (Method::POST, "/embed?X-Amz-Signature=0&X-Amz-Date=0"),
+            (Method::POST, "/embed?"),
+            (Method::GET, "/v2/languages?type=target"),
+            (Method::GET, "/?model=embedding"),
+            (Method::GET, "/health?text"),
+        ] {
+            let (status, body) = ask(method, target).await;
+            assert_eq!(status, StatusCode::OK, "{target}: {body}");
+        }
+        for (method, target, status) in [
+            (Method::POST, "/none?model=a", StatusCode::NOT_FOUND),
+            (
+                Method::GET,
+                "/embed?model=a",
+                StatusCode::METHOD_NOT_ALLOWED,
+            ),
+        ] {
+            assert_eq!(ask(method, target).await.0, status, "{target}");
+        }
+    }
+}
