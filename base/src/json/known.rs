@@ -54,10 +54,13 @@ pub enum Found {
 
 impl Found {
     pub fn of(name: &str, known: Known) -> Self {
-        if known.iter().any(|fields| fields.read.contains(&name)) {
+        let inner = || {
             let mut inner = known.iter().flat_map(|fields| fields.inner);
             let inner = inner.find(|(field, _)| *field == name);
-            return Self::Known(inner.map_or(&[], |(_, inner)| inner));
+            Self::Known(inner.map_or(&[], |(_, inner)| inner))
+        };
+        if known.iter().any(|fields| fields.read.contains(&name)) {
+            return inner();
         }
         let refused = |of: fn(&Fields) -> &'static [Refused]| {
             let mut refused = known.iter().flat_map(|fields| of(fields));
@@ -67,7 +70,7 @@ impl Found {
             return refused;
         }
         if known.iter().any(|all| all.without_effect.contains(&name)) {
-            return Self::Known(&[]);
+            return inner();
         }
         if let Some(foreign) = refused(|fields| fields.foreign) {
             return foreign;

@@ -36,6 +36,8 @@ struct Set {
     /// Sets of other routes for the same work, whose fields are refused here: a client that sends one has the wrong name or
     /// the wrong route, and ignoring it would change results in silence.
     foreign: Vec<String>,
+    /// Sets of the body's other objects, whose fields are refused in this one, by the hint that says where they belong.
+    misplaced: BTreeMap<String, Vec<String>>,
     /// Objects, or lists of objects, and the sets for their own fields.
     inner: BTreeMap<String, Vec<String>>,
 }
@@ -83,6 +85,9 @@ const NEUTRAL: [(&str, &[&str]); 8] = [
     ("alternatives", &["0", "\"0\""]),
 ];
 
+/// Objects in which other APIs and clients' libraries have options. Where they are not read, their fields would be ignored.
+const NESTS: [&str; 2] = ["extra_body", "parameters"];
+
 /// Foreign fields without an effect on results.
 const HARMLESS: [&str; 2] = ["keep_alive", "options"];
 
@@ -123,9 +128,13 @@ fn all<'a>(groups: &'static Groups, names: impl IntoIterator<Item = &'a String>)
         .iter()
         .map(|set| &*Box::leak(Box::new(set.fields(groups))))
         .collect();
-    let foreign = names.iter().filter_map(|name| find(groups, name));
-    let foreign: Vec<&String> = foreign.flat_map(|set| &set.foreign).collect();
-    let foreign = foreign_fields(&fields, &used(groups, &foreign));
+    let own = || names.iter().filter_map(|name| find(groups, name));
+    let foreign: Vec<&String> = own().flat_map(|set| &set.foreign).collect();
+    let misplaced = own().flat_map(|set| &set.misplaced).map(|(hint, names)| {
+        let names: Vec<&String> = names.iter().collect();
+        (hint.as_str(), used(groups, &names))
+    });
+    let foreign = foreign_fields(&fields, &used(groups, &foreign), misplaced);
     let foreign = Fields {
         foreign: foreign.leak(),
         ..Fields::default()
@@ -149,8 +158,12 @@ fn used(groups: &'static Groups, names: &[&String]) -> Vec<&'static Set> {
     sets.flat_map(with_used).collect()
 }
 
-/// The fields of other sets that change results, and are not among these.
-fn foreign_fields(own: &[&'static Fields], others: &[&'static Set]) -> Vec<Refused> {
+/// The fields of other sets that change results, and are not among these; those of misplaced ones with their hint.
+fn foreign_fields(
+    own: &[&'static Fields],
+    others: &[&'static Set],
+    misplaced: impl Iterator<Item = (&'static str, Vec<&'static Set>)>,
+) -> Vec<Refused> {
     let is_own = |name: &str| {
         own.iter()
             .any(|fields| fields.names().any(|own| own == name))
@@ -181,6 +194,17 @@ fn foreign_fields(own: &[&'static Fields], others: &[&'static Set]) -> Vec<Refus
             foreign.insert(name, refused);
         }
     }
+    for (hint, sets) in misplaced {
+        for &name in sets.iter().flat_map(|set| words(&set.read)) {
+            let unless = neutral(name);
+            foreign.insert(name, Refused { name, unless, hint });
+        }
+    }
+    foreign.extend(NESTS.map(|name| {
+        let hint = "put its fields into the body itself";
+        let unless = &[];
+        (name, Refused { name, unless, hint })
+    }));
     foreign.retain(|name, _| !is_own(name) && !HARMLESS.contains(name));
     foreign.into_values().collect()
 }
@@ -289,6 +313,7 @@ mod tests {
         let keys = [
             "foreign",
             "inner",
+            "misplaced",
             "read",
             "refused",
             "request",
@@ -300,10 +325,12 @@ mod tests {
                 let is_own = OWN.contains(&group.as_str());
                 assert!(!is_own || !set.contains_key("request"), "{name}");
                 assert!(set.keys().all(|key| keys.contains(&key.as_str())), "{name}");
-                let inner = set.get("inner").and_then(Value::as_object);
-                let lists = inner
+                let by_name =
+                    ["inner", "misplaced"].map(|key| set.get(key).and_then(Value::as_object));
+                let lists = by_name
                     .into_iter()
-                    .flat_map(|inner| inner.values())
+                    .flatten()
+                    .flat_map(|sets| sets.values())
                     .chain(set.get("uses"))
                     .chain(set.get("foreign"));
                 for used in lists.flat_map(|list| list.as_array().unwrap()) {
@@ -366,7 +393,7 @@ mod tests {
              effect on results, or refused by name (422): {} fields in {} schemas of {apis} APIs, of which {read} are \
              supported, {without_effect} have no effect and {refused} are refused. [The API](api.md) describes supported \
              fields, and Kivu's own.\n\n- A refused field may be `null`, empty, or have a value in the table.\n- APIs that \
-             share a route share their fields.\n- Other fields are ignored, except those of other routes for the same task, and names of four or more characters within two edits \
+             share a route share their fields.\n- Other fields are ignored, except those of other routes for the same task or of other objects, and names of four or more characters within two edits \
              of a field's (one for four), such as `dimension`: these are refused with the right name. Fields of documents \
              are not compared.\n\n\
              This page is made from `http/src/fields/fields.json`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
@@ -929,13 +956,97 @@ mod tests {
         ]
     }
 
+    /// The error's message, if a route's smallest request with `more` fields is refused.
+    async fn refusal_with(path: &str, more: &Value) -> Option<String> {
+        let known = requests().into_iter().find(|(known, _)| *known == path);
+        refusal(path, &with(&known.unwrap().1, more)).await
+    }
+
+    #[tokio::test]
+    async fn fields_of_the_bodys_other_objects_are_refused_with_their_place() {
+        let tensor = |field: &str, value: Value| {
+            let mut tensor =
+                json!({ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"] });
+            tensor[field] = value;
+            json!({ "inputs": [tensor] })
+        };
+        let sentences = |field: &str, value: Value| {
+            let mut inputs = json!({ "source_sentence": "cat", "sentences": ["dog"] });
+            inputs[field] = value;
+            json!({ "inputs": inputs })
+        };
+        let (infer, one) = ("/v2/models/embedding/infer", json!({ "dimensions": 1 }));
+        let mut found = String::new();
+        for (path, more) in [
+            ("/vertex", json!({ "model": "classification" })),
+            ("/vertex", json!({ "dimensions": 1 })),
+            ("/vertex", json!({ "truncate": false })),
+            ("/vertex", json!({ "parameters": one })),
+            (infer, json!({ "dimensions": 1 })),
+            (infer, json!({ "max_new_tokens": 1 })),
+            (infer, tensor("normalize", json!(false))),
+            (infer, tensor("parameters", one.clone())),
+            (
+                infer,
+                json!({ "outputs": [{ "name": "embedding", "parameters": one }] }),
+            ),
+            ("/similarity", sentences("truncate", json!(false))),
+            ("/similarity", sentences("model", json!("another"))),
+            ("/api/embed", json!({ "options": one })),
+            ("/models/embedding", json!({ "options": one })),
+            (
+                "/models/classification",
+                json!({ "inputs": { "text": "cat", "top_k": 1 } }),
+            ),
+            ("/models/embedding", json!({ "extra_body": one })),
+            ("/v1/embeddings", json!({ "extra_body": one })),
+            ("/v1/rerank", json!({ "parameters": { "top_n": 1 } })),
+            (
+                "/tokenize",
+                json!({ "parameters": { "add_special_tokens": false } }),
+            ),
+        ] {
+            let refusal = refusal_with(path, &more).await.unwrap_or_default();
+            found += &format!("{path}: {refusal}\n");
+        }
+        insta::assert_snapshot!(found, @r"
+        /vertex: 422 `model` is not supported: put it into each of the `instances`
+        /vertex: 422 `dimensions: 1` is not supported: put it into each of the `instances`
+        /vertex: 422 `truncate: false` is not supported: put it into each of the `instances`
+        /vertex: 422 `parameters` is not supported: put them into each of the `instances`
+        /v2/models/embedding/infer: 400 `dimensions: 1` is not supported: put it into `parameters`
+        /v2/models/embedding/infer: 400 `max_new_tokens: 1` is not supported: put it into `parameters`
+        /v2/models/embedding/infer: 400 `inputs[0].normalize: false` is not supported: put it into the request's `parameters`
+        /v2/models/embedding/infer: 400 `inputs[0].parameters.dimensions: 1` is not supported: put it into the request's `parameters`
+        /v2/models/embedding/infer: 400 `outputs[0].parameters.dimensions: 1` is not supported: put it into the request's `parameters`
+        /similarity: 422 `inputs.truncate: false` is not supported: put it beside `inputs`
+        /similarity: 422 `inputs.model` is not supported: put it beside `inputs`
+        /api/embed: 422 `options.dimensions: 1` is not supported: put it beside `options`
+        /models/embedding: 422 `options.dimensions: 1` is not supported: put it into `parameters`
+        /models/classification: 422 `inputs.top_k: 1` is not supported: put it into `parameters`
+        /models/embedding: 422 `extra_body` is not supported: put its fields into the body itself
+        /v1/embeddings: 422 `extra_body` is not supported: put its fields into the body itself
+        /v1/rerank: 422 `parameters` is not supported: put its fields into the body itself
+        /tokenize: 422 `parameters` is not supported: put its fields into the body itself
+        ");
+        for (path, more) in [
+            ("/vertex", json!({ "parameters": null, "truncate": true })),
+            ("/v1/embeddings", json!({ "extra_body": {} })),
+            (
+                "/models/embedding",
+                json!({ "options": { "wait_for_model": true } }),
+            ),
+            ("/api/embed", json!({ "options": { "top_k": 5 } })),
+        ] {
+            assert_eq!(refusal_with(path, &more).await, None, "{path} {more}");
+        }
+    }
+
     #[tokio::test]
     async fn fields_of_other_routes_are_refused_with_the_right_name() {
         let mut found = String::new();
         for (path, more) in foreign() {
-            let known = requests().into_iter().find(|(known, _)| *known == path);
-            let body = with(&known.unwrap().1, &more);
-            let refusal = refusal(path, &body).await.unwrap_or_default();
+            let refusal = refusal_with(path, &more).await.unwrap_or_default();
             found += &format!("{path}: {refusal}\n");
         }
         insta::assert_snapshot!(found, @r"
@@ -946,7 +1057,7 @@ mod tests {
         /embed: 422 `output_dimension: 1` is not supported: use `dimensions`
         /embed: 422 `truncation: false` is not supported: use `truncate`
         /embed: 422 `late_chunking: true` is not supported: this route does not read it; leave it out
-        /embed: 422 `parameters` is not supported: this route does not read it; leave it out
+        /embed: 422 `parameters` is not supported: put its fields into the body itself
         /similarity: 422 `input_type` is not supported: use `prompt_name`
         /v1/embed: 422 `prompt_name` is not supported: use `input_type`
         /v2/embed: 422 `dimensions: 1` is not supported: use `output_dimension`
@@ -962,7 +1073,7 @@ mod tests {
         /v1/score: 422 `raw_scores: true` is not supported: use `use_activation`
         /v1/score: 422 `top_n: 1` is not supported: this route does not read it; leave it out
         /predict: 422 `top_k: 1` is not supported: this route does not read it; leave it out
-        /predict: 422 `parameters` is not supported: this route does not read it; leave it out
+        /predict: 422 `parameters` is not supported: put its fields into the body itself
         /classify: 422 `function_to_apply` is not supported: use `use_activation`
         /v1/chat/completions: 422 `redact: true` is not supported: this route does not read it; leave it out
         /v1/chat/completions: 422 `candidate_labels` is not supported: use `labels`
