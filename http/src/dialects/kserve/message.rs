@@ -307,7 +307,14 @@ impl InferInput {
                 *bytes = rest;
                 from_bytes(name, datatype, own)?
             }
-            (None, Some(data)) => from_json(name, datatype, data)?,
+            (None, Some(data)) => {
+                if !data.fits(shape) {
+                    return wrong(format!(
+                        "with `data` in one list, or in lists of shape {shape:?}, but found other lists"
+                    ));
+                }
+                from_json(name, datatype, data.values)?
+            }
             (Some(_), Some(_)) => return wrong("with `data` or with bytes, but found both".into()),
             (None, None) => return wrong("with `data` or with bytes, but found neither".into()),
         };
@@ -325,8 +332,15 @@ impl InferInput {
 }
 
 /// Elements in JSON: one, or nested lists.
+#[derive(Debug)]
+struct Data {
+    values: Values,
+    /// The lists' lengths from the outer to the inner ones; `None` if lists beside each other differ.
+    lengths: Option<Vec<usize>>,
+}
+
 #[derive(Debug, Default)]
-enum Data {
+enum Values {
     #[default]
     Empty,
     Integer(i64),
@@ -338,6 +352,24 @@ enum Data {
 }
 
 impl Data {
+    fn one(values: Values) -> Self {
+        Self {
+            values,
+            lengths: Some(Vec::new()),
+        }
+    }
+
+    /// Whether the lists have a tensor's shape, apart from sides of length 1, or are a single one.
+    fn fits(&self, shape: &[usize]) -> bool {
+        let sides = |all: &[usize]| -> Vec<usize> {
+            all.iter().copied().filter(|side| *side != 1).collect()
+        };
+        let lengths = self.lengths.as_deref().map(sides);
+        lengths.is_some_and(|lengths| lengths.len() <= 1 || lengths == sides(shape))
+    }
+}
+
+impl Values {
     fn append(&mut self, item: Self) {
         *self = match (mem::take(self), item) {
             (all, Self::Empty) => all,
@@ -367,23 +399,30 @@ impl Data {
 
 impl<'de> FromJson<'de> for Data {
     fn scalar(value: Value) -> Self {
-        value.as_i64().map_or(Self::Other, Self::Integer)
+        Self::one(value.as_i64().map_or(Values::Other, Values::Integer))
     }
 
     fn text(text: Cow<'_, str>) -> Self {
-        Self::Text(text.into_owned())
+        Self::one(Values::Text(text.into_owned()))
     }
 
     fn list<A: SeqAccess<'de>>(mut items: A) -> Result<Self, A::Error> {
-        let mut all = Self::Empty;
-        while let Some(item) = items.next_element()? {
-            all.append(item);
+        let (mut values, mut inner, mut count) = (Values::Empty, None, 0);
+        while let Some(item) = items.next_element::<Self>()? {
+            values.append(item.values);
+            let first = inner.get_or_insert_with(|| item.lengths.clone());
+            if *first != item.lengths {
+                *first = None;
+            }
+            count += 1;
         }
-        Ok(all)
+        let inner = inner.unwrap_or(Some(Vec::new()));
+        let lengths = inner.map(|inner| [vec![count], inner].concat());
+        Ok(Self { values, lengths })
     }
 
     fn object<A: MapAccess<'de>>(fields: A) -> Result<Self, A::Error> {
-        Kind::object(fields).map(|_| Self::Other)
+        Kind::object(fields).map(|_| Self::one(Values::Other))
     }
 }
 
@@ -393,14 +432,14 @@ impl<'de> Deserialize<'de> for Data {
     }
 }
 
-fn from_json(name: &str, datatype: &str, data: Data) -> Result<InputElements> {
-    match (datatype, data) {
-        ("INT32" | "INT64", Data::Empty) => Ok(InputElements::Integers(Vec::new())),
-        ("INT32" | "INT64", Data::Integer(value)) => Ok(InputElements::Integers(vec![value])),
-        ("INT32" | "INT64", Data::Integers(values)) => Ok(InputElements::Integers(values)),
-        ("BYTES", Data::Empty) => Ok(InputElements::Texts(Vec::new())),
-        ("BYTES", Data::Text(text)) => Ok(InputElements::Texts(vec![text])),
-        ("BYTES", Data::Texts(texts)) => Ok(InputElements::Texts(texts)),
+fn from_json(name: &str, datatype: &str, values: Values) -> Result<InputElements> {
+    match (datatype, values) {
+        ("INT32" | "INT64", Values::Empty) => Ok(InputElements::Integers(Vec::new())),
+        ("INT32" | "INT64", Values::Integer(value)) => Ok(InputElements::Integers(vec![value])),
+        ("INT32" | "INT64", Values::Integers(values)) => Ok(InputElements::Integers(values)),
+        ("BYTES", Values::Empty) => Ok(InputElements::Texts(Vec::new())),
+        ("BYTES", Values::Text(text)) => Ok(InputElements::Texts(vec![text])),
+        ("BYTES", Values::Texts(texts)) => Ok(InputElements::Texts(texts)),
         ("INT32" | "INT64" | "BYTES", _) => Err(Error::invalid(format!(
             "`{name}` has elements that are not {datatype}"
         ))),

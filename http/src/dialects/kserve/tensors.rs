@@ -547,6 +547,43 @@ mod tests {
         insta::assert_snapshot!(answer["error"], @r#""`attention_mask` belongs to `input_ids`, but found it beside `TEXT`; leave it out""#);
     }
 
+    #[tokio::test]
+    async fn lists_have_the_shape_of_their_tensor() {
+        let ids = |shape: Value, data: Value| json!({ "name": "input_ids", "shape": shape, "datatype": "INT64", "data": data });
+        let one = json!({ "dimensions": 1 });
+        for (shape, data) in [
+            (json!([2, 3]), json!([5, 6, 7, 8, 9, 10])),
+            (json!([2, 3]), json!([[5, 6, 7], [8, 9, 10]])),
+            (json!([1, 3]), json!([[5], [6], [7]])),
+            (json!([1, 1]), json!(5)),
+        ] {
+            let found = infer("embedding", ids(shape, data.clone()), one.clone()).await;
+            assert!(found.starts_with("200"), "{data} {found}");
+        }
+        let names = json!({ "name": "TEXT", "shape": [2, 1], "datatype": "BYTES", "data": [["cat", "dog"], []] });
+        let refusals = [
+            // Two texts of different lengths, and the other order of axes.
+            infer(
+                "embedding",
+                ids(json!([2, 3]), json!([[5, 6, 7, 8], [9, 10]])),
+                one.clone(),
+            )
+            .await,
+            infer(
+                "embedding",
+                ids(json!([2, 3]), json!([[5, 6], [7, 8], [9, 10]])),
+                one.clone(),
+            )
+            .await,
+            infer("embedding", names, one).await,
+        ];
+        insta::assert_snapshot!(refusals.join("\n"), @r"
+        400 expected `input_ids` with `data` in one list, or in lists of shape [2, 3], but found other lists
+        400 expected `input_ids` with `data` in one list, or in lists of shape [2, 3], but found other lists
+        400 expected `TEXT` with `data` in one list, or in lists of shape [2, 1], but found other lists
+        ");
+    }
+
     #[test]
     fn a_query_that_is_not_one_text_is_invalid() {
         let refusal = |texts: &[&str]| {
