@@ -14,7 +14,7 @@ use serde::{
         DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer,
     },
 };
-use serde_json::Value;
+use serde_json::{Number, Value};
 use tokenizers::{
     AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
     TokenizerImpl,
@@ -64,10 +64,27 @@ struct File<M> {
 /// Supported file format version.
 const VERSION: &str = "1.0";
 
+/// An added token. As in the crate, the vocabulary decides on its id, or else the next free one.
 #[derive(Deserialize)]
 struct NumberedToken {
+    id: Number,
     #[serde(flatten)]
     token: AddedToken,
+}
+
+impl NumberedToken {
+    /// The token, if its `id` may be one: the crate refuses others.
+    fn checked(self) -> Result<AddedToken> {
+        match self.id.as_u64().map(u32::try_from) {
+            Some(Ok(_)) => Ok(self.token),
+            _ => Err(Error::model(format!(
+                "expected an `id` from 0 to {} for `{}` in `added_tokens` of the tokenizer, but found {}",
+                u32::MAX,
+                self.token.content.escape_debug(),
+                self.id
+            ))),
+        }
+    }
 }
 
 /// A normalizer with complete character maps: the crate allocates their claimed size before it checks it.
@@ -316,7 +333,8 @@ impl<M> File<M> {
                 .with_pre_tokenizer(self.pre_tokenizer)
                 .with_post_processor(self.post_processor)
                 .with_decoder(self.decoder);
-            let tokens = self.added_tokens.into_iter().map(|numbered| numbered.token);
+            let tokens = self.added_tokens.into_iter().map(NumberedToken::checked);
+            let tokens = tokens.collect::<Result<Vec<_>>>()?;
             tokenizer.add_tokens(tokens).map_err(unreadable)?;
             Ok(tokenizer)
         })
@@ -393,6 +411,39 @@ mod tests {
                 );
                 assert_eq!(read(dropout).unwrap_err().to_string(), expected);
             }
+        }
+    }
+
+    #[test]
+    fn the_vocabulary_decides_on_the_ids_of_added_tokens() {
+        let read = |ids: [Value; 3]| {
+            let tokens = ["<a>", "b", "<c>"].into_iter().zip(ids);
+            let added: Vec<Value> = tokens
+                .map(|(content, id)| {
+                    json!({
+                        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                        "normalized": false, "special": true,
+                    })
+                })
+                .collect();
+            let model = json!({"type": "WordLevel", "vocab": {"b": 0, "u": 1}, "unk_token": "u"});
+            let file = json!({"version": "1.0", "added_tokens": added, "model": model});
+            let read = read(file.to_string().as_bytes())?;
+            Ok::<_, Error>(["<a>", "b", "<c>"].map(|token| read.token_to_id(token).unwrap()))
+        };
+        // A duplicate, another token's, and one beyond the vocabulary.
+        for ids in [[2, 0, 3], [3, 0, 3], [0, 1, 2], [4_000_000_000_u32, 9, 8]] {
+            assert_eq!(read(ids.map(Value::from)).unwrap(), [2, 0, 3], "{ids:?}");
+        }
+        let refusal = |id: Value| read([json!(2), json!(0), id]).unwrap_err().chain();
+        for id in [json!(-1), json!(3.5), json!(3.0), json!(1_u64 << 32)] {
+            let expected = format!(
+                "expected an `id` from 0 to 4294967295 for `<c>` in `added_tokens` of the tokenizer, but found {id}"
+            );
+            assert_eq!(refusal(id), expected);
+        }
+        for id in [json!(null), json!("3")] {
+            assert!(refusal(id).contains("expected a JSON number"));
         }
     }
 

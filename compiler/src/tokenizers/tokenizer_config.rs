@@ -16,6 +16,7 @@ use crate::{
 use kivu::{
     error::{Error, Result},
     repository::bundle::TOKENIZER,
+    tokenizer::Tokenizer,
 };
 
 /// File name.
@@ -105,7 +106,8 @@ pub fn read_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
         .iter()
         .find_map(|(name, tokens)| (*name == class).then_some(*tokens))
     {
-        set_ends(&mut tokenizer, &config, [begin, end])?;
+        let named = with_special_tokens(folder, config.clone())?;
+        set_ends(&mut tokenizer, &named, [begin, end])?;
     }
     if !token_types::returns_types(folder, &config)? {
         token_types::remove_types(&mut tokenizer);
@@ -114,7 +116,11 @@ pub fn read_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     if tokenizer == before {
         return Ok(json);
     }
-    serde_json::to_vec(&tokenizer)
+    written(&tokenizer)
+}
+
+fn written(tokenizer: &Map<String, Value>) -> Result<Vec<u8>> {
+    serde_json::to_vec(tokenizer)
         .map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
@@ -138,14 +144,14 @@ fn check_model(model: &Value, class: &str) -> Result<()> {
     }
 }
 
-/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes the tokenizer of
-/// `BertTokenizer`, which is the default, from the vocabulary. `others` are further classes that may be named.
-pub fn read_newer_tokenizer(folder: &ModelFolder, others: &[&str]) -> Result<Vec<u8>> {
+/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes the tokenizers of
+/// `BertTokenizer`, which is the default, and of `XLMRobertaTokenizer`, if it `reads_pieces`, from their vocabularies.
+pub fn read_newer_tokenizer(folder: &ModelFolder, reads_pieces: bool) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
-        "" | "BertTokenizer" => check_word_pieces(folder)?,
+        "" | "BertTokenizer" => check_made(folder, vocabularies::check_word_pieces)?,
         "PreTrainedTokenizer" | "TokenizersBackend" => {}
-        other if others.contains(&other) => {}
+        "XLMRobertaTokenizer" if reads_pieces => check_made(folder, vocabularies::check_pieces)?,
         _ => {
             return Err(Error::model(format!(
                 "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
@@ -155,13 +161,26 @@ pub fn read_newer_tokenizer(folder: &ModelFolder, others: &[&str]) -> Result<Vec
     read_tokenizer(folder)
 }
 
-fn check_word_pieces(folder: &ModelFolder) -> Result<()> {
+/// Refuses a `tokenizer.json` that differs from what its class makes of the vocabulary.
+fn check_made(
+    folder: &ModelFolder,
+    check: fn(&Value, [&ConfigFile; 2]) -> Result<()>,
+) -> Result<()> {
     if !folder.join(TOKENIZER).is_file() {
         return Ok(());
     }
+    let found = serde_json::from_slice(&files::read_tokenizer(folder)?)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
     let [config, special] =
         [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
-    vocabularies::check_word_pieces(folder, [&config?, &special?])
+    let config = config?;
+    if !are_in_order(&found, config.get(LISTED)?.as_ref()) {
+        return Err(Error::model(format!(
+            "`added_tokens` in `{TOKENIZER}` are not those that `transformers` 5 adds for this model, in the order of the \
+             ids in `{LISTED}`, or else of their own"
+        )));
+    }
+    check(&found, [&config, &special?])
 }
 
 /// Class of the tokenizer in `folder`; depends on the model if no file names it.
@@ -203,9 +222,25 @@ fn is_in_file(
     if !family.is_some_and(|family| family.has_own_tokenizer) {
         return Ok(true);
     }
-    let tokenizer = serde_json::from_slice(&json).unwrap_or(Value::Null);
+    let tokenizer: Value = serde_json::from_slice(&json).unwrap_or(Value::Null);
     let class = class.trim_end_matches("Fast");
-    Ok(classes::is_as_made(class, &tokenizer, config.fields()))
+    Ok(classes::is_as_made(class, &tokenizer, config.fields())
+        && are_in_order(&tokenizer, config.get(LISTED)?.as_ref()))
+}
+
+/// Whether version 5 of `transformers` adds the same tokens in the order of `tokenizer.json`, as that of their ids: those of
+/// `listed`, or else the file's.
+fn are_in_order(tokenizer: &Value, listed: Option<&BTreeMap<u32, AddedToken>>) -> bool {
+    let added = tokenizer["added_tokens"].as_array();
+    let added: Vec<&Value> = added.into_iter().flatten().collect();
+    match listed {
+        None => added.is_sorted_by(|one, next| one["id"].as_u64() < next["id"].as_u64()),
+        Some(listed) => {
+            let listed = listed.values().map(|token| Some(token.content.as_str()));
+            let found = added.iter().map(|token| token["content"].as_str());
+            found.eq(listed)
+        }
+    }
 }
 
 /// Sets letter case, accents and Chinese characters, where the file normalizes like BERT.
@@ -280,6 +315,8 @@ fn set_ends(
         config.is_set_or("add_bos_token", true)?,
         config.is_set("add_eos_token")?,
     ];
+    // The ids in the file need not be the tokens' own.
+    let known = Tokenizer::from_json(&written(tokenizer)?)?;
     let mut ends = Vec::new();
     for ((key, default), _) in ["bos_token", "eos_token"]
         .iter()
@@ -293,16 +330,10 @@ fn set_ends(
             .and_then(content)
             .unwrap_or(default)
             .to_owned();
-        let known = tokenizer
-            .get("added_tokens")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten();
-        let id = known
-            .clone()
-            .find(|known| known["content"] == token)
-            .map(|known| known["id"].clone());
-        let id = id.ok_or_else(|| {
+        let added = tokenizer.get("added_tokens").and_then(Value::as_array);
+        let is_added =
+            added.is_some_and(|added| added.iter().any(|known| known["content"] == token));
+        let id = known.id(&token).filter(|_| is_added).ok_or_else(|| {
             Error::model(format!(
                 "expected the token `{token}` of `{key}` in the tokenizer, but found none"
             ))
@@ -672,6 +703,31 @@ mod tests {
     }
 
     #[test]
+    fn tokens_around_a_text_are_those_of_the_vocabulary_and_of_the_map() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, value: Value| {
+            fs::write(folder.path().join(name), value.to_string()).unwrap();
+        };
+        write("config.json", json!({"model_type": "gemma"}));
+        write(
+            NAME,
+            json!({"tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>"}),
+        );
+        write(SPECIAL_FILE, json!({"bos_token": {"content": "<b>"}}));
+        let added = |id: u32, content: &str| vocabularies::added(content, &json!(id), false);
+        write(
+            TOKENIZER,
+            json!({
+                "version": "1.0", "added_tokens": [added(1, "<bos>"), added(0, "<b>")], "post_processor": null,
+                "model": {"type": "BPE", "vocab": {"<bos>": 0, "<b>": 1}, "merges": []},
+            }),
+        );
+        let read = read_tokenizer(&ModelFolder::new(folder.path())).unwrap();
+        let expected = json!({"<b>": {"id": "<b>", "ids": [1], "tokens": ["<b>"]}});
+        assert_eq!(parse(&read)["post_processor"]["special_tokens"], expected);
+    }
+
+    #[test]
     fn newer_models_may_name_the_class_that_makes_their_tokenizer() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, value: &Value| {
@@ -702,11 +758,34 @@ mod tests {
         assert_eq!(class_of(&tokenizer), "TokenizersBackend");
         tokenizer["model"]["fuse_unk"] = json!(false);
         assert_eq!(class_of(&tokenizer), "GemmaTokenizerFast");
+        tokenizer["model"]["fuse_unk"] = json!(true);
+        // The class adds tokens by their ids.
+        for (ids, expected) in [
+            ([3, 8], "TokenizersBackend"),
+            ([8, 3], "GemmaTokenizerFast"),
+            ([3, 3], "GemmaTokenizerFast"),
+        ] {
+            tokenizer["added_tokens"] =
+                json!([{"id": ids[0], "content": "<a>"}, {"id": ids[1], "content": "<b>"}]);
+            assert_eq!(class_of(&tokenizer), expected, "{ids:?}");
+        }
+        for (listed, expected) in [("<a>", "TokenizersBackend"), ("<c>", "GemmaTokenizerFast")] {
+            write(
+                NAME,
+                &json!({
+                    "tokenizer_class": "GemmaTokenizerFast",
+                    "added_tokens_decoder": {"5": {"content": listed}, "10": {"content": "<b>"}},
+                }),
+            );
+            tokenizer["added_tokens"] =
+                json!([{"id": 8, "content": "<a>"}, {"id": 3, "content": "<b>"}]);
+            assert_eq!(class_of(&tokenizer), expected, "{listed}");
+        }
+        tokenizer["added_tokens"] = json!([]);
         write(
             NAME,
             &json!({"tokenizer_class": "GemmaTokenizer", "unk_token": "[UNK]"}),
         );
-        tokenizer["model"]["fuse_unk"] = json!(true);
         assert_eq!(class_of(&tokenizer), "GemmaTokenizer");
         tokenizer["model"]["unk_token"] = json!("[UNK]");
         assert_eq!(class_of(&tokenizer), "TokenizersBackend");
@@ -817,11 +896,51 @@ mod tests {
         let mut tokenizer = parse(&fs::read(source.join(TOKENIZER)).unwrap());
         let read = |tokenizer: &Value| {
             fs::write(folder.path().join(TOKENIZER), tokenizer.to_string()).unwrap();
-            read_newer_tokenizer(&ModelFolder::new(folder.path()), &[])
+            read_newer_tokenizer(&ModelFolder::new(folder.path()), false)
         };
         read(&tokenizer).unwrap();
         tokenizer["pre_tokenizer"] = json!({"type": "Digits", "individual_digits": false});
         insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"`pre_tokenizer` of `BertTokenizer` in `tokenizer.json` is not what `transformers` 5 makes for this model");
+    }
+
+    #[test]
+    fn the_pieces_of_a_newer_model_are_read_as_its_class_does() {
+        let (folder, source) = (
+            tempfile::tempdir().unwrap(),
+            fixtures().join("models/tiny-xlm-roberta"),
+        );
+        fs::copy(source.join(NAME), folder.path().join(NAME)).unwrap();
+        let mut tokenizer = parse(&fs::read(source.join(TOKENIZER)).unwrap());
+        let read = |tokenizer: &Value| {
+            fs::write(folder.path().join(TOKENIZER), tokenizer.to_string()).unwrap();
+            let read = read_newer_tokenizer(&ModelFolder::new(folder.path()), true);
+            read.map(drop).map_err(|error| error.to_string())
+        };
+        let refusal = |part: &str| {
+            Err(format!(
+                "`{part}` of `XLMRobertaTokenizer` in `tokenizer.json` is not what `transformers` 5 makes for this model"
+            ))
+        };
+        assert_eq!(read(&tokenizer), refusal("normalizer"));
+        tokenizer["normalizer"] = tokenizer["normalizer"]["normalizers"][0].take();
+        assert_eq!(read(&tokenizer), refusal("pre_tokenizer"));
+        tokenizer["pre_tokenizer"] = json!({
+            "type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, tokenizer["pre_tokenizer"].take()],
+        });
+        read(&tokenizer).unwrap();
+        for (part, key, value) in [
+            ("model.unk_id", "unk_id", json!(2)),
+            ("model.byte_fallback", "byte_fallback", json!(true)),
+        ] {
+            let mut other = tokenizer.clone();
+            other["model"][key] = value;
+            assert_eq!(read(&other), refusal(part));
+        }
+        let mut other = tokenizer.clone();
+        other["post_processor"] = Value::Null;
+        assert_eq!(read(&other), refusal("post_processor"));
+        tokenizer["added_tokens"].as_array_mut().unwrap().swap(0, 1);
+        insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"`added_tokens` in `tokenizer.json` are not those that `transformers` 5 adds for this model, in the order of the ids in `added_tokens_decoder`, or else of their own");
     }
 
     fn fixtures() -> PathBuf {

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::sentencepiece::SentencePieces;
-use crate::files::{config::ConfigFile, io as files, io::read};
+use crate::files::{config::ConfigFile, io::read};
 use kivu::{
     error::{Error, Result},
     repository::bundle::TOKENIZER,
@@ -64,9 +64,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
 
 /// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
 /// them for some models, whatever the file says.
-pub fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()> {
-    let found: Value = serde_json::from_slice(&files::read_tokenizer(folder)?)
-        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+pub fn check_word_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
     let ids = found["model"]["vocab"]
         .as_object()
         .cloned()
@@ -79,13 +77,74 @@ pub fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()
         "/post_processor",
         "/model",
     ];
+    expect_parts("BertTokenizer", parts, found, &expected)
+}
+
+/// The same for the parts that `transformers` 5 makes for `XLMRobertaTokenizer`.
+pub fn check_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
+    let [config, _] = settings;
+    let pieces = found["model"]["vocab"].as_array();
+    let token = |key: &str, default: &str| {
+        let named = settings.iter().find_map(|file| file.fields().get(key));
+        let token = named.and_then(content).unwrap_or(default).to_owned();
+        let mut pieces = pieces.into_iter().flatten();
+        let id = pieces.position(|piece| piece[0] == token);
+        (token, json!(id))
+    };
+    let [begin, end] = [token("bos_token", "<s>"), token("eos_token", "</s>")];
+    let [first, last] = [&begin, &end].map(|(token, _)| token.as_str());
+    let special = |token| named("SpecialToken", token, 0);
+    let text = |name| named("Sequence", name, 0);
+    let around =
+        |(token, id): &(String, Value)| json!({"id": token, "ids": [id], "tokens": [token]});
+    let scheme = if config.is_set_or("add_prefix_space", true)? {
+        "always"
+    } else {
+        "never"
+    };
+    // A character map is the only normalizer that it keeps.
+    let map = Some(&found["normalizer"]).filter(|normalizer| normalizer["type"] == "Precompiled");
+    let expected = json!({
+        "normalizer": map,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true},
+            ],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [special(first), text("A"), special(last)],
+            "pair": [special(first), text("A"), special(last), special(last), text("B"), special(last)],
+            "special_tokens": {first: around(&begin), last: around(&end)},
+        },
+        "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false},
+    });
+    let parts = [
+        "/normalizer",
+        "/pre_tokenizer",
+        "/post_processor",
+        "/model/type",
+        "/model/unk_id",
+        "/model/byte_fallback",
+    ];
+    expect_parts("XLMRobertaTokenizer", parts, found, &expected)
+}
+
+fn expect_parts<const N: usize>(
+    class: &str,
+    parts: [&str; N],
+    found: &Value,
+    expected: &Value,
+) -> Result<()> {
     match parts
         .into_iter()
         .find(|part| found.pointer(part) != expected.pointer(part))
     {
         None => Ok(()),
         Some(part) => Err(Error::model(format!(
-            "`{}` of `BertTokenizer` in `{TOKENIZER}` is not what `transformers` 5 makes for this model",
+            "`{}` of `{class}` in `{TOKENIZER}` is not what `transformers` 5 makes for this model",
             part.trim_start_matches('/').replace('/', ".")
         ))),
     }

@@ -192,7 +192,7 @@ pub fn tokenizer(
         TokenizerFiles::BertBytePairs => byte_pairs::bert_tokenizer(folder),
         TokenizerFiles::Nomic => nomic::tokenizer(folder),
         TokenizerFiles::Gte if file.value("auto_map").is_none() => {
-            read_newer_tokenizer(folder, &["XLMRobertaTokenizer"])
+            read_newer_tokenizer(folder, true)
         }
         TokenizerFiles::Gte => read_tokenizer(folder),
         TokenizerFiles::T5 => t5_tokenizer(folder, config.vocabulary),

@@ -106,7 +106,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 pub fn tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     match is_authors_form(&ConfigFile::open(folder)?) {
         true => read_tokenizer(folder),
-        false => read_newer_tokenizer(folder, &[]),
+        false => read_newer_tokenizer(folder, false),
     }
 }
 
