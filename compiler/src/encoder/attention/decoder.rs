@@ -183,6 +183,18 @@ fn check_padding(config: &EncoderConfig, tokenizer: &[u8], padding: Option<u32>)
     }
 }
 
+/// Refuses a limit for logits, which Gemma 2's class has by default: the score is the difference of two logits.
+fn check_logits(config: &ConfigFile) -> Result<()> {
+    const CAP: &str = "final_logit_softcapping";
+    let is_default = config.model_type() == "gemma2" && !config.fields().contains_key(CAP);
+    match config.get::<f64>(CAP)?.or(is_default.then_some(30.0)) {
+        None => Ok(()),
+        Some(found) => Err(Error::model(format!(
+            "`{CAP}` {found} is not supported in a model that ranks by two tokens' logits"
+        ))),
+    }
+}
+
 /// What a model ranks by, if it does: a template, the token whose logit is the score, and one whose logit is subtracted.
 type Answer = (&'static KnownTemplate, u32, Option<u32>);
 
@@ -194,6 +206,7 @@ fn tokens(
     tokenizer: &[u8],
 ) -> Result<Option<Answer>> {
     if let Some([yes, no]) = logit_score(&plan.folder, &PARTS)? {
+        check_logits(file)?;
         return Ok(Some((&QWEN3_RERANKER, yes, Some(no))));
     }
     let architecture = &config.encoder_limits.architecture;

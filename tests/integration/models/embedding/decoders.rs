@@ -378,6 +378,25 @@ async fn qwen3_as_a_cross_encoder_of_sentence_transformers() {
         build("c").unwrap_err().chain(),
         @"expected the template of Qwen3-Reranker in `chat_template.jinja`, but found no such file: without a template, sentence-transformers puts nothing around a pair"
     );
+    // A limit that Gemma 2's class has by default.
+    let from = folder.path().join("gemma2");
+    for source in ["models/tiny-gemma2", "logit-score"] {
+        copy(&fixtures().join(source), &from);
+    }
+    let build = |out: &str| {
+        build_request(
+            &request(from.clone(), folder.path().join(out), None),
+            runtime,
+        )
+    };
+    let limited = build("d").unwrap_err().chain();
+    insta::assert_snapshot!(limited, @"`final_logit_softcapping` 30 is not supported in a model that ranks by two tokens' logits");
+    edit(
+        &from.join("config.json"),
+        r#"  "final_logit_softcapping": 30.0,"#,
+        "",
+    );
+    assert_eq!(build("e").unwrap_err().chain(), limited);
 }
 
 fn quantized(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
