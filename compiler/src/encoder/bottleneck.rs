@@ -19,6 +19,7 @@ impl Writer<'_> {
         input: &Value,
     ) -> Result<Value> {
         let (config, hidden, width) = (self.config, self.layers.hidden, layers.width);
+        let at = |name: &str| config.name_in_layer(layer, name);
         let own_epsilon = std::mem::replace(&mut self.layers.epsilon, layers.epsilon);
         let residual = match layers.bottleneck {
             Bottleneck::None => input.clone(),
@@ -46,24 +47,34 @@ impl Writer<'_> {
         let context = self.attend_at_once([&query, &key, &value]);
         let output = config.in_layer(layer, config.names.attention_output, width, true);
         let attended = self.project(&[output], &context, width)?;
-        let name = "attention.output.LayerNorm";
-        let mut sum = self.added_and_normed(layer, [&attended, &residual], name, width)?;
+        let norm = at("attention.output.LayerNorm");
+        let mut sum = self
+            .layers
+            .add_and_norm_rows([&attended, &residual], &norm, width)?;
         for part in 0..layers.parts.saturating_sub(1) {
-            let lowered = self.part(layer, &format!("ffn.{part}."), &sum, width)?;
-            let name = format!("ffn.{part}.output.LayerNorm");
-            sum = self.added_and_normed(layer, [&lowered, &sum], &name, width)?;
+            let prefix = format!("ffn.{part}.");
+            let lowered = self.dense_feed_forward(layer, &prefix, &sum, width)?;
+            let norm = at(&format!("{prefix}output.LayerNorm"));
+            sum = self
+                .layers
+                .add_and_norm_rows([&lowered, &sum], &norm, width)?;
         }
-        let lowered = self.part(layer, "", &sum, width)?;
+        let lowered = self.dense_feed_forward(layer, "", &sum, width)?;
         self.layers.epsilon = own_epsilon;
-        let lowered = self.added_and_normed(layer, [&lowered, &sum], "output.LayerNorm", width)?;
+        let norm = at("output.LayerNorm");
+        let lowered = self
+            .layers
+            .add_and_norm_rows([&lowered, &sum], &norm, width)?;
         if layers.bottleneck == Bottleneck::None {
             return Ok(lowered);
         }
         self.layers.epsilon = layers.epsilon;
         let widening = config.in_layer(layer, "output.bottleneck.dense", hidden, true);
         let widened = self.project(&[widening], &lowered, width)?;
-        let name = "output.bottleneck.LayerNorm";
-        let output = self.added_and_normed(layer, [&widened, input], name, hidden)?;
+        let norm = at("output.bottleneck.LayerNorm");
+        let output = self
+            .layers
+            .add_and_norm_rows([&widened, input], &norm, hidden)?;
         self.layers.epsilon = own_epsilon;
         Ok(output)
     }
@@ -84,30 +95,6 @@ impl Writer<'_> {
             .config
             .name_in_layer(layer, &format!("{name}.LayerNorm"));
         self.layers.normalize_rows(&narrowed, &norm, width)
-    }
-
-    /// A feed-forward part.
-    fn part(&mut self, layer: usize, prefix: &str, input: &Value, width: usize) -> Result<Value> {
-        let (config, inner) = (self.config, self.config.feed_forward);
-        let [up, down] =
-            [("intermediate", inner.width), ("output", width)].map(|(name, outputs)| {
-                config.in_layer(layer, &format!("{prefix}{name}.dense"), outputs, true)
-            });
-        let raised = self.project(&[up], input, width)?;
-        let raised = self.layers.activate(inner.activation, &raised);
-        self.project(&[down], &raised, inner.width)
-    }
-
-    fn added_and_normed(
-        &mut self,
-        layer: usize,
-        [value, residual]: [&Value; 2],
-        name: &str,
-        width: usize,
-    ) -> Result<Value> {
-        let sum = self.layers.graph.add(value, residual);
-        let name = self.config.name_in_layer(layer, name);
-        self.layers.normalize_rows(&sum, &name, width)
     }
 }
 

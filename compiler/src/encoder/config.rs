@@ -478,14 +478,17 @@ impl EncoderConfig {
         }
     }
 
-    /// The first feed-forward matrix, or its two halves.
-    pub fn up(&self, layer: usize) -> Vec<Projection> {
+    /// The first matrix of the feed-forward part whose names begin with `prefix`, or its two halves.
+    pub fn up(&self, layer: usize, prefix: &str) -> Vec<Projection> {
         let FeedForward { width, gate, .. } = self.feed_forward;
         let outputs = if gate == Gate::None { width } else { 2 * width };
         let names = self.names.up;
         names
             .iter()
-            .map(|name| self.in_layer(layer, name, outputs / names.len(), self.biases.up))
+            .map(|name| {
+                let name = format!("{prefix}{name}");
+                self.in_layer(layer, &name, outputs / names.len(), self.biases.up)
+            })
             .collect()
     }
 

@@ -661,7 +661,19 @@ impl Writer<'_> {
                 .layers
                 .experts(&config.name_in_layer(layer, name), input, hidden, experts);
         }
-        let raised = self.project(&config.up(layer), input, hidden)?;
+        self.dense_feed_forward(layer, "", input, hidden)
+    }
+
+    /// A feed-forward part without experts, whose weights' names begin with `prefix`, on rows with `width` values.
+    pub fn dense_feed_forward(
+        &mut self,
+        layer: usize,
+        prefix: &str,
+        input: &Value,
+        width: usize,
+    ) -> Result<Value> {
+        let (config, part) = (self.config, self.config.feed_forward);
+        let raised = self.project(&config.up(layer, prefix), input, width)?;
         let raised = match part.gate {
             Gate::None => self.layers.activate(part.activation, &raised),
             Gate::First | Gate::Second => {
@@ -671,7 +683,8 @@ impl Writer<'_> {
                 self.layers.graph.mul(&activated, &halves[1 - place])
             }
         };
-        let down = config.in_layer(layer, config.names.down, hidden, config.biases.down);
+        let down = format!("{prefix}{}", config.names.down);
+        let down = config.in_layer(layer, &down, width, config.biases.down);
         self.project(&[down], &raised, part.width)
     }
 

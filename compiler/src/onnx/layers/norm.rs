@@ -61,7 +61,21 @@ impl Layers<'_> {
 
     /// Adds and applies the normalization called `name`.
     pub fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {
-        let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
+        self.add_and_norm_rows([value, residual], name, self.hidden)
+    }
+
+    /// The same for rows with `width` values.
+    pub fn add_and_norm_rows(
+        &mut self,
+        [value, residual]: [&Value; 2],
+        name: &str,
+        width: usize,
+    ) -> Result<Value> {
+        if matches!(self.norm, NormKind::None) {
+            let sum = self.graph.add(value, residual);
+            return self.normalize_rows(&sum, name, width);
+        }
+        let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), width)?;
         let attributes = vec![float("epsilon", self.epsilon)];
         Ok(match self.norm {
             NormKind::Layer { .. } => {
@@ -74,7 +88,7 @@ impl Layers<'_> {
                 self.graph
                     .microsoft("SkipSimplifiedLayerNormalization", &inputs, attributes)
             }
-            NormKind::None => unreachable!("such models add sums themselves"),
+            NormKind::None => unreachable!("returned above"),
         })
     }
 
@@ -105,7 +119,7 @@ impl Layers<'_> {
                     keep,
                 )
             }
-            NormKind::None => unreachable!("such models add sums themselves"),
+            NormKind::None => unreachable!("the family normalizes after sums"),
         };
         Ok([normalized, sum])
     }
