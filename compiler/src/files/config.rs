@@ -161,6 +161,19 @@ impl ConfigFile {
             .ok_or_else(|| self.missing(fields))
     }
 
+    /// The epsilon of normalizations, or else `default`. Refused below 0, where rows without variance have no root; PyTorch
+    /// and the engines compute with 0.
+    pub fn epsilon(&self, fields: &[&str], default: f32) -> Result<f32> {
+        match self.find(fields)? {
+            Some((field, epsilon)) if !(0.0..f32::INFINITY).contains(&epsilon) => {
+                Err(Error::model(format!(
+                    "expected a finite `{field}` of at least 0, but found {epsilon}"
+                )))
+            }
+            found => Ok(found.map_or(default, |(_, epsilon)| epsilon)),
+        }
+    }
+
     /// Whether a field is `true`.
     pub fn is_set(&self, field: &str) -> Result<bool> {
         self.is_set_or(field, false)

@@ -80,7 +80,7 @@ pub fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Res
         is_gated,
         norms: Norms::Before,
         norm: NormKind::RootMeanSquare { adds_one: false },
-        epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
+        epsilon: config.epsilon(&["layer_norm_epsilon"], EPSILON)?,
         positions: Positions::Distances(Distances {
             buckets: buckets(config)?,
             lengths,

@@ -217,7 +217,7 @@ pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         epsilon: match kind {
             Kind::DistilBert => shared.epsilon,
-            Kind::Deberta { .. } => config.get("layer_norm_eps")?.unwrap_or(1e-7),
+            Kind::Deberta { .. } => config.epsilon(&["layer_norm_eps"], 1e-7)?,
             _ => epsilon(config)?,
         },
         positions: match kind {

@@ -77,7 +77,7 @@ pub fn read(
     };
     let shared = layers(config, names, heads(config, defaults)?, feed_forward, spans)?;
     Ok(EncoderConfig {
-        epsilon: config.get("rms_norm_eps")?.unwrap_or(defaults.epsilon),
+        epsilon: config.epsilon(&["rms_norm_eps"], defaults.epsilon)?,
         details: Details {
             ties_words: config.is_set_or("tie_word_embeddings", defaults.ties_words)?,
             ..shared.details

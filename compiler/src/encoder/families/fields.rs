@@ -93,7 +93,7 @@ impl Heads {
 
 /// The normalizations' epsilon, in files of BERT and its successors.
 pub fn epsilon(config: &ConfigFile) -> Result<f32> {
-    Ok(config.get("layer_norm_eps")?.unwrap_or(EPSILON))
+    config.epsilon(&["layer_norm_eps"], EPSILON)
 }
 
 /// A position table, whose first rows may have no position.

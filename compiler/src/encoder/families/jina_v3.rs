@@ -126,7 +126,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         encoder_limits,
-        epsilon: config.get("layer_norm_eps")?.unwrap_or(1e-5),
+        epsilon: config.epsilon(&["layer_norm_eps"], 1e-5)?,
         positions,
         types: 1,
         spans: vec![span],

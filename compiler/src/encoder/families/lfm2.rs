@@ -68,7 +68,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         )));
     }
     Ok(EncoderConfig {
-        epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
+        epsilon: config.epsilon(&["norm_eps"], 1e-5)?,
         convolutions: Some(Convolutions {
             layers: layers_with_convolution(config, shared.layers)?,
             form: ConvolutionForm {

@@ -257,17 +257,20 @@ pub fn jina_of(config: &ConfigFile) -> Result<Option<Jina>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::PathBuf};
 
     use serde_json::{Map, Value, json};
 
     use super::*;
     use crate::onnx::layers::{Activation, AttentionWindow, Scaling};
 
+    fn models() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models")
+    }
+
     /// A fixture's config with one field changed.
     fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
-        let text = fs::read(folder.join(fixture).join("config.json")).unwrap();
+        let text = fs::read(models().join(fixture).join("config.json")).unwrap();
         let mut fields: Map<String, Value> = serde_json::from_slice(&text).unwrap();
         fields.insert(field.to_owned(), value);
         read(&ConfigFile::new("config.json", fields))
@@ -504,6 +507,52 @@ mod tests {
             let config = changed("tiny-distilbert", field, value).unwrap();
             let found = (config.epsilon, config.feed_forward.activation, config.types);
             assert_eq!(found, (1e-12, Activation::Gelu, 0), "{field}");
+        }
+    }
+
+    #[test]
+    fn epsilons_are_finite_and_not_negative() {
+        let mut keys = BTreeSet::new();
+        for fixture in fs::read_dir(models()).unwrap() {
+            let fixture = fixture.unwrap().file_name().into_string().unwrap();
+            for key in [
+                "layer_norm_eps",
+                "layer_norm_epsilon",
+                "norm_eps",
+                "rms_norm_eps",
+            ] {
+                let Ok(text) = fs::read(models().join(&fixture).join("config.json")) else {
+                    continue;
+                };
+                let config = ConfigFile::new("config.json", serde_json::from_slice(&text).unwrap());
+                let is_asked = read(&config).is_ok() && config.asked().contains(key);
+                if !is_asked || !config.fields().contains_key(key) {
+                    continue;
+                }
+                for (value, shown) in [(-1e-6, "-0.000001"), (1e39, "inf")] {
+                    let refusal = changed(&fixture, key, json!(value)).unwrap_err();
+                    let expected =
+                        format!("expected a finite `{key}` of at least 0, but found {shown}");
+                    assert_eq!(refusal.to_string(), expected, "{fixture}");
+                }
+                changed(&fixture, key, json!(0)).unwrap();
+                keys.insert(key);
+            }
+        }
+        assert_eq!(keys.len(), 4);
+    }
+
+    #[test]
+    fn yarn_needs_turns_above_zero() {
+        for key in ["beta_fast", "beta_slow"] {
+            let scaling = json!({"rope_type": "yarn", "factor": 4.0, key: -1.0});
+            let refusal = changed("tiny-qwen3", "rope_scaling", scaling).unwrap_err();
+            assert!(
+                refusal
+                    .to_string()
+                    .contains("expected finite angles for `yarn` scaling"),
+                "{refusal}"
+            );
         }
     }
 

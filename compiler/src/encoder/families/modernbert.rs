@@ -46,7 +46,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         norm: NormKind::Layer {
             has_bias: config.is_set("norm_bias")?,
         },
-        epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
+        epsilon: config.epsilon(&["norm_eps"], 1e-5)?,
         spans: spans(config, heads.width)?,
         biases: Biases {
             projections: attention_bias,

@@ -42,7 +42,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     fields::expect(config, "dim_head", &heads.width)?;
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
-        epsilon: config.get("norm_eps")?.unwrap_or(1e-6),
+        epsilon: config.epsilon(&["norm_eps"], 1e-6)?,
         spans: vec![Span {
             window: AttentionWindow::ALL,
             rotary: Some(rope::rotary(heads.width, 1.0, BASE, Scaling::None)?),

@@ -87,9 +87,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         vocabulary: config
             .require_size("vocab_size")?
             .next_multiple_of(multiple),
-        epsilon: config
-            .get_any(&["layer_norm_epsilon", "layer_norm_eps"])?
-            .unwrap_or(1e-12),
+        epsilon: config.epsilon(&["layer_norm_epsilon", "layer_norm_eps"], 1e-12)?,
         types: config.get("type_vocab_size")?.unwrap_or(2),
         spans: vec![span(config, heads.width)?],
         biases: Biases {

@@ -50,7 +50,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         gate: Gate::None,
     };
     Ok(EncoderConfig {
-        epsilon: config.get("layer_norm_eps")?.unwrap_or(default_epsilon),
+        epsilon: config.epsilon(&["layer_norm_eps"], default_epsilon)?,
         positions: positions(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(default_types),
         ..EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?

@@ -80,7 +80,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let window = config.get_size("sliding_window")?.unwrap_or(128);
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
-        epsilon: config.get("rms_norm_eps")?.unwrap_or(DEFAULTS.epsilon),
+        epsilon: config.epsilon(&["rms_norm_eps"], DEFAULTS.epsilon)?,
         spans: vec![Span {
             window: AttentionWindow::within(window),
             rotary: Some(rope::of_gpt_oss(config, heads.width)?),

@@ -255,7 +255,6 @@ impl Rope {
         if self.truncate.unwrap_or(false) {
             (from, to) = (from.floor(), to.ceil());
         }
-        (from, to) = (from.max(0.0), to.min((width - 1) as f64));
         if ![amplitude, from, to]
             .iter()
             .all(|value| (*value as f32).is_finite())
@@ -267,8 +266,8 @@ impl Rope {
         }
         Ok(Scaling::Yarn {
             factor,
-            from,
-            to,
+            from: from.max(0.0),
+            to: to.min((width - 1) as f64),
             amplitude,
         })
     }

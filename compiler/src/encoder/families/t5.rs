@@ -72,7 +72,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             gate: if is_gated { Gate::First } else { Gate::None },
         },
         norm: NormKind::RootMeanSquare { adds_one: false },
-        epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
+        epsilon: config.epsilon(&["layer_norm_epsilon"], EPSILON)?,
         positions: Positions::None,
         types: 0,
         spans: vec![Span::ALL],
