@@ -71,7 +71,7 @@ MEASUREMENTS = [
     ("summaries", "generation against CTranslate2, in BART-large's shape", "benchmarks.md#summaries", (), 6, 15, ".kivu/peers/installed",
      [".kivu/peers/bin/python tests/translation/bench.py {kivu} .kivu/peers"]),
     ("tiles", "multiplications per cycle in the native engine", "benchmarks.md#kernels", (), 2, 2, "",
-     ["cargo run --package kivu-engine --example tiles"]),
+     ["cargo run --release --package kivu-engine --example tiles"]),
     ("fleet", "forwarding to Triton", "benchmarks.md#triton", (), 2, 5, ".kivu/fleet/installed",
      [".kivu/fleet/bin/python tests/fleet/bench.py {kivu} {minilm}"]),
     ("tei", "HTTP requests against text-embeddings-inference", "benchmarks.md#over-http",

@@ -2,10 +2,13 @@
 
 use std::{
     io::{self, IsTerminal, Write},
+    process::ExitCode,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 use kivu::{
     error::{Error, Result},
@@ -21,6 +24,31 @@ pub fn print(line: &str) -> Result<()> {
             Err(Error::io("cannot write to standard output")(error))
         }
         _ => Ok(()),
+    }
+}
+
+/// The option for a command's output format.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Format {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Format {
+    /// Writes a value as JSON or as lines to standard output.
+    pub fn print<T: Serialize + ?Sized>(
+        self,
+        value: &T,
+        lines: impl FnOnce(&T) -> Vec<String>,
+    ) -> Result<ExitCode> {
+        let failed = |error| Error::model_because("cannot serialize the output", error);
+        let lines = match self.json {
+            true => vec![serde_json::to_string_pretty(value).map_err(failed)?],
+            false => lines(value),
+        };
+        lines.iter().try_for_each(|line| print(line))?;
+        Ok(ExitCode::SUCCESS)
     }
 }
 

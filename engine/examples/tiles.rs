@@ -2,7 +2,7 @@
 //! linear layers by block size, quantization included. The best of many short repetitions, which hardly depends on what
 //! else the machine does.
 //!
-//! `cargo run --package kivu-engine --example tiles -- INSTRUCTIONS` measures one kernel.
+//! `cargo run --release --package kivu-engine --example tiles -- INSTRUCTIONS` measures one kernel.
 
 #![expect(clippy::print_stdout, reason = "a program that prints its results")]
 

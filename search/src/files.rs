@@ -1,70 +1,52 @@
 //! Text files below paths, without those that `.gitignore` names, and hidden ones.
 
 use std::{
-    fmt, fs,
+    collections::{BTreeMap, BTreeSet},
     io::Read,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::UNIX_EPOCH,
 };
 
-use ignore::WalkBuilder;
+use ignore::Walk;
 
-use kivu::{
-    error::{Error, Result, quoted},
-    regular_file,
-};
+use kivu::{error::quoted, regular_file};
 
 /// Larger files are data rather than texts.
 const MAX_BYTES: u64 = 10_000_000;
+const LARGE: &str = "above 10 MB";
+const BINARY: &str = "without text in UTF-8";
+const UNREADABLE: &str = "that cannot be read";
 /// Skipped files that are named, for each reason.
 const MAX_NAMED: usize = 3;
 
 /// A file as the index knows it: another time or size is another content.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TextFile {
+    pub path: String,
     /// Nanoseconds since 1970.
     pub modified: i64,
-    pub bytes: u64,
+    pub bytes: i64,
 }
 
-/// Files that are not searched.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Skipped {
-    binary: Vec<PathBuf>,
-    large: Vec<PathBuf>,
-    /// Not every error of the walk has a path.
-    unreadable: usize,
-}
-
-impl fmt::Display for Skipped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let large = format!("above {} MB", MAX_BYTES / 1_000_000);
-        let mut parts: Vec<_> = [
-            (&self.binary, "without text in UTF-8"),
-            (&self.large, large.as_str()),
-        ]
-        .into_iter()
-        .filter(|(files, _)| !files.is_empty())
-        .map(|(files, what)| format!("{} {what} ({})", files.len(), named(files)))
-        .collect();
-        if self.unreadable > 0 {
-            parts.push(format!("{} that cannot be read", self.unreadable));
-        }
-        write!(f, "skipped files: {}", parts.join(", "))
-    }
-}
-
-/// The first files, of which a folder with pictures may have thousands.
-fn named(files: &[PathBuf]) -> String {
-    let first = files.iter().take(MAX_NAMED);
-    let names: Vec<_> = first.map(|path| path.to_string_lossy()).collect();
-    let more = if files.len() > MAX_NAMED { ", …" } else { "" };
-    format!("{}{more}", quoted(&names))
-}
+/// Files that are not searched, by the reason.
+#[derive(Default)]
+pub struct Skipped(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl Skipped {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+    fn add(&mut self, reason: &'static str, path: &Path) {
+        let name = path.to_string_lossy().into_owned();
+        self.0.entry(reason).or_default().insert(name);
+    }
+
+    /// The numbers of files, and the first names: a folder with pictures may have thousands.
+    pub fn note(&self) -> Option<String> {
+        let parts = self.0.iter().map(|(reason, paths)| {
+            let names: Vec<_> = paths.iter().take(MAX_NAMED).collect();
+            let more = if paths.len() > MAX_NAMED { ", …" } else { "" };
+            format!("{} {reason} ({}{more})", paths.len(), quoted(&names))
+        });
+        let parts = parts.collect::<Vec<_>>().join(", ");
+        (!parts.is_empty()).then(|| format!("skipped files: {parts}"))
     }
 
     /// A file's text, unless it is none.
@@ -72,60 +54,44 @@ impl Skipped {
         let mut bytes = Vec::new();
         let read = regular_file::open(path)
             .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
-        if read.is_err() {
-            self.unreadable += 1;
-            return None;
-        }
-        match String::from_utf8(bytes) {
-            Ok(text) if text.len() as u64 > MAX_BYTES => self.large.push(path.to_owned()),
-            Ok(text) if !text.contains('\0') => return Some(text),
-            _ => self.binary.push(path.to_owned()),
-        }
+        let reason = match (read, String::from_utf8(bytes)) {
+            (Err(_), _) => UNREADABLE,
+            (_, Ok(text)) if text.len() as u64 > MAX_BYTES => LARGE,
+            (_, Ok(text)) if !text.contains('\0') => return Some(text),
+            _ => BINARY,
+        };
+        self.add(reason, path);
         None
     }
 }
 
-/// All files below `roots`, sorted by path.
-///
-/// # Errors
-/// A root cannot be read.
-pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<(PathBuf, Version)>> {
-    let mut files = Vec::new();
-    for root in roots {
-        fs::metadata(root).map_err(Error::cannot("read", root.display()))?;
-        for entry in WalkBuilder::new(root).build() {
-            let found = entry.and_then(|entry| {
-                let metadata = entry.metadata()?;
-                Ok((entry.into_path(), metadata))
-            });
-            let Ok((path, metadata)) = found else {
-                skipped.unreadable += 1;
-                continue;
-            };
-            if !metadata.is_file() {
-                continue;
+/// All files below `roots`, in the order of their paths.
+pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> BTreeMap<TextFile, PathBuf> {
+    let mut files = BTreeMap::new();
+    for entry in roots.iter().flat_map(Walk::new) {
+        match entry.and_then(|entry| Ok((entry.metadata()?, entry.into_path()))) {
+            Ok((metadata, _)) if !metadata.is_file() => {}
+            Ok((metadata, path)) if metadata.len() > MAX_BYTES => skipped.add(LARGE, &path),
+            Ok((metadata, path)) => {
+                let seconds = metadata.mtime().wrapping_mul(1_000_000_000);
+                let file = TextFile {
+                    path: path.to_string_lossy().into(),
+                    modified: seconds.wrapping_add(metadata.mtime_nsec()),
+                    bytes: metadata.len() as i64,
+                };
+                files.insert(file, path);
             }
-            if metadata.len() > MAX_BYTES {
-                skipped.large.push(path);
-                continue;
-            }
-            let modified = metadata.modified().ok();
-            let age = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            let version = Version {
-                modified: age.map_or(0, |age| age.as_nanos() as i64),
-                bytes: metadata.len(),
-            };
-            files.push((path, version));
+            Err(ignore::Error::WithPath { path, .. }) => skipped.add(UNREADABLE, &path),
+            Err(error) => skipped.add(UNREADABLE, error.to_string().as_ref()),
         }
     }
-    files.sort_by(|(left, _), (right, _)| left.cmp(right));
-    files.dedup_by(|(left, _), (right, _)| left == right);
-    Ok(files)
+    files
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn texts_are_found_and_other_files_are_counted() {
@@ -142,19 +108,19 @@ mod tests {
             .unwrap();
         let mut skipped = Skipped::default();
         let roots = [folder.path().to_owned(), folder.path().join("a.txt")];
-        let files = walk(&roots, &mut skipped).unwrap();
+        let files = walk(&roots, &mut skipped);
         let texts: Vec<_> = files
-            .iter()
-            .filter_map(|(path, _)| skipped.read(path))
+            .values()
+            .filter_map(|path| skipped.read(path))
             .collect();
         assert_eq!(texts, ["yes"]);
         let shown = |skipped: &Skipped| {
             let folder = format!("{}/", folder.path().display());
-            skipped.to_string().replace(&folder, "")
+            skipped.note().unwrap().replace(&folder, "")
         };
         assert_eq!(
             shown(&skipped),
-            "skipped files: 1 without text in UTF-8 (`b.bin`), 1 above 10 MB (`c.log`)"
+            "skipped files: 1 above 10 MB (`c.log`), 1 without text in UTF-8 (`b.bin`)"
         );
         for name in ["d.bin", "e.bin", "f.bin"] {
             write(name, b"\xff");
@@ -162,8 +128,9 @@ mod tests {
         }
         assert_eq!(
             shown(&skipped),
-            "skipped files: 4 without text in UTF-8 (`b.bin`, `d.bin`, `e.bin`, …), 1 above 10 MB (`c.log`)"
+            "skipped files: 1 above 10 MB (`c.log`), 4 without text in UTF-8 (`b.bin`, `d.bin`, `e.bin`, …)"
         );
-        assert!(walk(&[folder.path().join("missing")], &mut skipped).is_err());
+        assert!(walk(&[folder.path().join("missing")], &mut skipped).is_empty());
+        assert!(shown(&skipped).contains("1 that cannot be read (`missing`)"));
     }
 }

@@ -1,6 +1,6 @@
 //! `kivu search`: passages of text files that are near to a question.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -8,11 +8,11 @@ use crate::{
     examples::examples,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
-    services::{Search, SearchRequest, Services},
-    terminal::{Progress, print, print_aside},
+    services::{Found, Hit, SearchRequest, Services},
+    terminal::{Format, Progress, print_aside},
 };
 use kivu::{
-    cloud::{Cloud, unsupported},
+    cloud::unsupported,
     config::Config,
     error::{Error, Result},
     pipeline::Task,
@@ -42,43 +42,29 @@ pub struct Arguments {
     /// The number of passages
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
     top: u16,
-    /// Print a JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
     #[command(flatten)]
     pub build: BuildArguments,
 }
 
 pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
-    let Services { cloud, search, .. } = services;
-    let search = search.ok_or_else(|| unsupported("`kivu search`"))?;
-    check(&arguments)?;
-    interruptible(move || print_hits(&arguments, config, &cloud, search)).map(Ended::code)
+    interruptible(move || print_hits(&arguments, config, &services)).map(Ended::code)
 }
 
-/// Refuses what needs no model to be refused, since models may have to be built.
-fn check(arguments: &Arguments) -> Result<()> {
+fn print_hits(arguments: &Arguments, mut config: Config, services: &Services) -> Result<ExitCode> {
+    let Services { cloud, search, .. } = services;
+    let search = search.ok_or_else(|| unsupported("`kivu search`"))?;
+    // Refuses what needs no model to be refused, since models may have to be built.
     if arguments.question.trim().is_empty() {
         return Err(Error::config("expected a question, but found an empty one"));
     }
     for path in &arguments.paths {
-        fs::metadata(path).map_err(|error| {
+        if let Err(error) = path.metadata() {
             let error = Error::cannot("read", path.display())(error);
-            match arguments.paths.len() {
-                1 => error,
-                _ => error.with_hint("put quotes around a question of several words"),
-            }
-        })?;
+            return Err(error.with_hint("put quotes around a question of several words"));
+        }
     }
-    Ok(())
-}
-
-fn print_hits(
-    arguments: &Arguments,
-    mut config: Config,
-    cloud: &Cloud,
-    search: Search,
-) -> Result<ExitCode> {
     let options = arguments.build.clone().options(&config);
     config.engine = options.engine;
     let mut opened = |name: &str| open(Some(name), &options, &mut config.clone(), cloud);
@@ -97,32 +83,23 @@ fn print_hits(
     });
     progress.clear();
     let found = found?;
-    found
-        .notes
-        .iter()
-        .for_each(|note| print_aside(&format!("note: {note}")));
-    if arguments.json {
-        let json = serde_json::to_string_pretty(&found)
-            .map_err(|error| Error::model_because("cannot serialize the results", error))?;
-        print(&json)?;
-    } else {
-        for hit in &found.hits {
-            let text = hit.text.replace('\n', "\n  ");
-            print(&format!(
-                "{}:{}  {:.2}\n  {text}\n",
-                hit.file, hit.line, hit.score
-            ))?;
-        }
+    for note in &found.notes {
+        print_aside(&format!("note: {note}"));
     }
-    Ok(ExitCode::SUCCESS)
+    let lines = |hit: &Hit| {
+        let (file, line, text) = (&hit.file, hit.line, hit.text.replace('\n', "\n  "));
+        format!("{file}:{line}  {:.2}\n  {text}\n", hit.score)
+    };
+    let print = |found: &Found| found.hits.iter().map(lines).collect();
+    arguments.format.print(&found, print)
 }
 
 /// The name of a ranking model on this machine that reads question and passage together.
 fn built_ranker(config: &Config) -> Option<String> {
-    let models = ModelLibrary::new(config).list().into_iter();
-    let mut rankers = models.filter(|entry| {
+    let mut models = ModelLibrary::new(config).list().into_iter();
+    let ranker = models.find(|entry| {
         let manifest = entry.bundle.manifest();
         manifest.task == Task::TextRanking && manifest.settings.embedding().is_none()
     });
-    rankers.next().map(|entry| entry.name)
+    ranker.map(|entry| entry.name)
 }

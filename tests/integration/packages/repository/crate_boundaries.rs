@@ -140,7 +140,6 @@ const OPENERS: &[&str] = &[
     "base/src/config/memory.rs",
     "base/src/regular_file.rs",
     "base/src/regular_file/posix.rs",
-    "search/src/index.rs",
     "src/repository/remote/pull.rs",
 ];
 
