@@ -267,7 +267,8 @@ fn models_that_are_not_built_are_refused_by_their_model_type() {
             .unwrap_err()
             .chain()
             .to_string();
-        let expected = format!("but found `{model_type}` ({class}); {reason}");
+        let expected = format!("the `model_type` `{model_type}` ({class}) is not supported");
         assert!(refusal.contains(&expected), "{refusal}");
+        assert!(refusal.contains(&format!("; {reason}")), "{refusal}");
     }
 }
