@@ -17,7 +17,7 @@ use super::resolve::{BuildArguments, load_runtime, require_local};
 use crate::{
     examples::examples,
     interrupt::{Ended, interruptible},
-    terminal::{Progress, print},
+    terminal::{Format, Progress, print},
 };
 use kivu::{
     config::Config,
@@ -61,9 +61,8 @@ pub struct Arguments {
     /// File with pairs that the bundle and fp32 are measured on: see `kivu quality --help`
     #[arg(long, value_name = "FILE")]
     pairs: Option<PathBuf>,
-    /// Print the report as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
     #[command(flatten)]
     pub build: BuildArguments,
 }
@@ -137,15 +136,10 @@ fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<
     if let Some(id) = &id {
         ModelLibrary::new(config).add_elsewhere(source, id, &built.bundle, &out)?;
     }
-    let report = Report::new(&built, &out, config);
-    print_report(
-        &report.served_as(
-            default
-                .as_deref()
-                .and_then(|name| serving(name, &out, config)),
-        ),
-        arguments.json,
-    )
+    let default = default.as_deref();
+    let served = default.and_then(|name| serving(name, &out, config));
+    let report = Report::new(&built, &out, config).served_as(served);
+    arguments.format.print(&report, Report::lines)
 }
 
 /// Refuses to replace the bundle of another folder that happens to have the same name.
@@ -192,7 +186,7 @@ fn build_named(
         name,
         texts,
         pairs,
-        json,
+        format,
         build,
     } = arguments;
     let samples = Samples::open(
@@ -215,7 +209,7 @@ fn build_named(
         let default = || default_name(&source, name.as_deref());
         let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
         let built = build_into(out.clone(), name, model, samples, &options, &tools)?;
-        return print_report(&Report::new(&built, &out, config), json);
+        return format.print(&Report::new(&built, &out, config), Report::lines);
     }
     if texts.is_some() || pairs.is_some() {
         return Err(Error::config(
@@ -223,10 +217,11 @@ fn build_named(
         )
         .with_hint("set one, or measure the bundle with `kivu quality`"));
     }
-    match ModelLibrary::new(config).build(model, &options, true, &tools)? {
+    match ModelLibrary::new(config).build_newest(model, &options, &tools)? {
         Outcome::Built(path, built) => {
             let report = Report::new(&built, &path, config);
-            print_report(&report.served_as(serving(&source, &path, config)), json)
+            let report = report.served_as(serving(&source, &path, config));
+            format.print(&report, Report::lines)
         }
         Outcome::Known(path) => {
             let served = serving(&source, &path, config).unwrap_or(&path).display();
@@ -238,16 +233,6 @@ fn build_named(
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
-    print(&if as_json {
-        serde_json::to_string_pretty(report)
-            .map_err(|error| Error::model_because("cannot serialize the report", error))?
-    } else {
-        report.lines().join("\n")
-    })?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The model's name: as it was given, or the last part of the bundle's folder.

@@ -45,8 +45,7 @@ impl FetchModel for Fetcher {
             runtime: &runtime,
             progress: &progress,
         };
-        let outcome =
-            ModelLibrary::new(&self.config).build(&model, &self.options, false, &tools)?;
+        let outcome = ModelLibrary::new(&self.config).build(&model, &self.options, &tools)?;
         Ok(outcome.into_path())
     }
 }

@@ -11,10 +11,10 @@ use clap::Args;
 use serde::Serialize;
 
 use super::catalogue::{self, catalogue};
-use crate::{examples::examples, quality, terminal::print};
+use crate::{examples::examples, quality, terminal::Format};
 use kivu::{
     config::Config,
-    error::{Error, Result},
+    error::Result,
     pipeline::Task,
     repository::{
         Bundle,
@@ -34,9 +34,8 @@ pub struct Arguments {
     /// List models that can be built, instead of those on this machine
     #[arg(long)]
     all: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
 
 /// A model served by `kivu serve NAME`.
@@ -97,24 +96,14 @@ impl Row {
 }
 
 pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let known = catalogue()?;
-    let rows = rows(config);
-    let lines = match (arguments.json, arguments.all) {
-        (true, true) => vec![json(&known)?],
-        (true, false) => vec![json(&rows)?],
-        (false, true) => catalogue::lines(known.iter()),
-        (false, false) if rows.is_empty() => {
-            vec!["no models yet; `kivu serve minilm` builds one".to_owned()]
-        }
-        (false, false) => lines(&rows),
-    };
-    lines.iter().try_for_each(|line| print(line))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn json(list: &impl Serialize) -> Result<String> {
-    serde_json::to_string_pretty(list)
-        .map_err(|error| Error::model_because("cannot serialize the list", error))
+    let format = arguments.format;
+    match arguments.all {
+        true => format.print(&catalogue()?, |known| catalogue::lines(known.iter())),
+        false => format.print(&rows(config), |rows| match rows.is_empty() {
+            true => vec!["no models yet; `kivu serve minilm` builds one".to_owned()],
+            false => lines(rows),
+        }),
+    }
 }
 
 /// The models on this machine.

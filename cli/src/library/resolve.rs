@@ -96,7 +96,7 @@ pub fn for_comparison(model: &NamedModel, options: &Options, config: &Config) ->
     match ModelLibrary::new(config).find(model, options)? {
         Some(path) => Ok(path),
         None => with_tools(config, |tools| {
-            ModelLibrary::for_comparison(config).build(model, options, false, tools)
+            ModelLibrary::for_comparison(config).build(model, options, tools)
         }),
     }
 }

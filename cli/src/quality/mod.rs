@@ -9,7 +9,6 @@ use std::{
 };
 
 use clap::Args;
-use serde::Serialize;
 
 use self::figures::{Row, pair_rows, rows};
 pub use self::figures::{short, text};
@@ -17,7 +16,7 @@ use super::{
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, for_comparison, resolve},
     services::Services,
-    terminal::{Progress, print},
+    terminal::{Format, Progress},
 };
 use crate::examples::examples;
 use kivu::{
@@ -72,9 +71,8 @@ pub struct Arguments {
     /// The hypothesis for a zero-shot model, with {} for the label
     #[arg(long, value_name = "HYPOTHESIS_TEMPLATE", requires = "pairs")]
     template: Option<String>,
-    /// Print the figures as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
     #[command(flatten)]
     pub build: BuildArguments,
 }
@@ -128,7 +126,7 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         column,
         label,
         template,
-        json,
+        format,
         build,
     } = arguments;
     if !column.is_empty() && texts.is_none() && pairs.is_none() {
@@ -192,7 +190,7 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         progress.clear();
         let mut table = table?;
         table.notes.extend(notes);
-        return print(&shown(json, &table, table::lines)?).map(|()| ExitCode::SUCCESS);
+        return format.print(&table, table::lines);
     }
     let other = match &against {
         Some(Against::Precision(precision)) => Some(Model::open(
@@ -217,22 +215,7 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
     };
     let report = measure(&model, other, &samples, &progress);
     progress.clear();
-    let report = report?;
-    print(&shown(json, &report, lines)?)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Figures as JSON or as lines.
-fn shown<T: Serialize>(
-    json: bool,
-    figures: &T,
-    lines: impl FnOnce(&T) -> Vec<String>,
-) -> Result<String> {
-    match json {
-        true => serde_json::to_string_pretty(figures)
-            .map_err(|error| Error::model_because("cannot serialize the figures", error)),
-        false => Ok(lines(figures).join("\n")),
-    }
+    format.print(&report?, lines)
 }
 
 /// The model to measure, as it was named.

@@ -12,7 +12,7 @@ use http::{Request, StatusCode, Uri, header::AUTHORIZATION};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde::{Deserialize, Serialize};
 
-use crate::{examples::examples, library::models::age, terminal::print};
+use crate::{examples::examples, library::models::age, terminal::Format};
 use kivu::{
     address::{shown, without_user},
     config::Config,
@@ -32,9 +32,8 @@ pub struct Arguments {
     /// An API key, if the server requires one
     #[arg(long, env = "API_KEY", hide_env_values = true)]
     key: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
 
 /// The response of `GET /models`.
@@ -89,28 +88,26 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     };
     let url = arguments.url.clone().unwrap_or_else(own);
     let rows = runtime.block_on(ask(url.trim_end_matches('/'), arguments.key.as_deref()))?;
-    if arguments.json {
-        let text = serde_json::to_string_pretty(&rows)
-            .map_err(|error| Error::model_because("cannot serialize the list", error))?;
-        return print(&text).map(|()| ExitCode::SUCCESS);
-    }
+    arguments.format.print(&rows, |rows| lines(rows))
+}
+
+fn lines(rows: &[Row]) -> Vec<String> {
     let width = rows
         .iter()
         .map(|row| row.name.len())
         .max()
         .unwrap_or_default()
         .max(4);
-    print(&format!(
+    let head = format!(
         "{:width$}  {:24}  {:9}  {:>10}  LAST USE",
         "NAME", "TASK", "STATE", "MEMORY"
-    ))?;
+    );
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs_f64();
-    rows.iter()
-        .try_for_each(|row| print(&row.line(width, now)))?;
-    Ok(ExitCode::SUCCESS)
+    let rows = rows.iter().map(|row| row.line(width, now));
+    [head].into_iter().chain(rows).collect()
 }
 
 async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {

@@ -10,13 +10,9 @@ use clap::Args;
 use crate::{
     examples::examples,
     library::models::age,
-    terminal::{print, print_aside},
+    terminal::{Format, print_aside},
 };
-use kivu::{
-    cloud::Cloud,
-    error::{Error, Result},
-    repository::s3::Url,
-};
+use kivu::{cloud::Cloud, error::Result, repository::s3::Url};
 use kivu_jobs::{JobState, ListedJob, list};
 
 /// List jobs with outputs in S3: running, waiting, stale, failed and finished ones
@@ -29,9 +25,8 @@ pub struct Arguments {
     /// Where the outputs are, as s3://BUCKET/PREFIX
     #[arg(value_name = "URL")]
     prefix: Url,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
 
 pub fn run(arguments: &Arguments, cloud: &Cloud) -> Result<ExitCode> {
@@ -42,27 +37,26 @@ pub fn run(arguments: &Arguments, cloud: &Cloud) -> Result<ExitCode> {
             found.unread
         ));
     }
-    if arguments.json {
-        let text = serde_json::to_string_pretty(&found.jobs)
-            .map_err(|error| Error::model_because("cannot serialize the list", error))?;
-        return print(&text).map(|()| ExitCode::SUCCESS);
-    }
-    if found.jobs.is_empty() {
-        print_aside(&format!("no jobs below {}", arguments.prefix));
-        return Ok(ExitCode::SUCCESS);
-    }
+    arguments.format.print(&found.jobs, |jobs| {
+        if jobs.is_empty() {
+            print_aside(&format!("no jobs below {}", arguments.prefix));
+            return Vec::new();
+        }
+        lines(jobs)
+    })
+}
+
+fn lines(jobs: &[ListedJob]) -> Vec<String> {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs();
-    print(&format!(
+    let head = format!(
         "{:8}  {:>10}  {:>8}  {:26}  OUTPUT",
         "STATE", "ROWS", "ERRORS", ""
-    ))?;
-    for job in &found.jobs {
-        print(&line(job, now))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    );
+    let jobs = jobs.iter().map(|job| line(job, now));
+    [head].into_iter().chain(jobs).collect()
 }
 
 fn line(job: &ListedJob, now: u64) -> String {

@@ -275,11 +275,7 @@ pub fn run_restore(
     let mut files = files.clone();
     let (mapping, source) = match mapping {
         Some(path) => {
-            let redacted = match edited {
-                None => Some(&files.input),
-                Some(redacted) => redacted.as_ref(),
-            };
-            let found = read_mapping(path, redacted, edited.is_some())?;
+            let found = read_mapping(path, arguments)?;
             if files.columns.is_empty() && edited.is_none() {
                 files.columns = vec![list_text(&found.columns)];
                 files.columns.retain(|columns| !columns.is_empty());
@@ -335,8 +331,8 @@ fn name(path: &Path) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Reads a mapping, and checks that it is the one of the file `redacted`.
-fn read_mapping(path: &Path, redacted: Option<&PathBuf>, is_edited: bool) -> Result<MappingFile> {
+/// Reads a mapping, and checks that it is the one of the input, or of the redacted file that was edited.
+fn read_mapping(path: &Path, arguments: &RestoreArguments) -> Result<MappingFile> {
     let text = regular_file::read_to_string(path).map_err(Error::cannot("read", path.display()))?;
     // The parser's message may contain an original.
     let found: MappingFile = serde_json::from_str(&text).map_err(|_| {
@@ -345,8 +341,10 @@ fn read_mapping(path: &Path, redacted: Option<&PathBuf>, is_edited: bool) -> Res
             path.display()
         ))
     })?;
-    let Some(redacted) = redacted else {
-        return Ok(found);
+    let redacted = match &arguments.edited {
+        None => &arguments.files.input,
+        Some(Some(redacted)) => redacted,
+        Some(None) => return Ok(found),
     };
     if found.file == digest(redacted)? {
         return Ok(found);
@@ -360,9 +358,9 @@ fn read_mapping(path: &Path, redacted: Option<&PathBuf>, is_edited: bool) -> Res
         path.display(),
         redacted.display()
     ));
-    Err(match is_edited {
-        true => error,
-        false => error
+    Err(match arguments.edited {
+        Some(_) => error,
+        None => error
             .with_hint("set `--edited=REDACTED` for a text with placeholders of a redacted file"),
     })
 }

@@ -41,12 +41,14 @@ pub struct GivenOptions<const IN_FILES: bool>(pub Parameters);
 /// All options of jobs that are not about files.
 const OF_TEXTS: [&str; 2] = ["query", "truncate"];
 
-fn options(in_files: bool) -> impl Iterator<Item = (&'static JobOption, String)> {
-    let of_jobs = OPTIONS
-        .iter()
-        .filter(move |option| in_files || OF_TEXTS.contains(&option.name));
-    let of_jobs = of_jobs.map(|option| (option, option.help.to_owned()));
-    of_jobs.chain(JobOptions::all())
+impl<const IN_FILES: bool> GivenOptions<IN_FILES> {
+    fn all() -> impl Iterator<Item = (&'static JobOption, String)> {
+        let of_jobs = OPTIONS
+            .iter()
+            .filter(|option| IN_FILES || OF_TEXTS.contains(&option.name));
+        let of_jobs = of_jobs.map(|option| (option, option.help.to_owned()));
+        of_jobs.chain(JobOptions::all())
+    }
 }
 
 /// An option for clap's help and messages.
@@ -75,7 +77,7 @@ impl<const IN_FILES: bool> Args for GivenOptions<IN_FILES> {
         let label = Arg::new(LABEL).long(LABEL).value_name("LABEL");
         let label = label.help("A label, which may contain commas; repeatable");
         command
-            .args(options(IN_FILES).map(|(option, description)| argument_for(option, &description)))
+            .args(Self::all().map(|(option, description)| argument_for(option, &description)))
             .arg(label.action(ArgAction::Append))
     }
 
@@ -88,7 +90,7 @@ impl<const IN_FILES: bool> FromArgMatches for GivenOptions<IN_FILES> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let texts = |name: &str| matches.get_many::<String>(name).into_iter().flatten();
         let mut parameters = Parameters::default();
-        for (option, _) in options(IN_FILES) {
+        for (option, _) in Self::all() {
             let mut given: Vec<String> = texts(option.name).cloned().collect();
             if option.name == LABELS {
                 given.extend(texts(LABEL).map(|label| list_text(slice::from_ref(label))));

@@ -270,21 +270,41 @@ impl ModelLibrary {
         (folder.parent()? == root).then_some(name)
     }
 
-    /// Builds a model; `is_new` looks for a newer commit even if there is a bundle. Processes that build the same model
-    /// wait for each other.
+    /// Builds a model unless there is a bundle. Processes that build the same model wait for each other.
     pub fn build<P: Progress>(
         &self,
         model: &NamedModel,
         options: &Options,
-        is_new: bool,
         tools: &Tools<'_, P>,
     ) -> Result<Outcome> {
         let folder = files::create_folder(&self.folder(model)?)?;
         let _lock = lock(&folder, tools.progress)?;
-        if !is_new && let Some(path) = self.find(model, options)? {
-            return Ok(Outcome::Known(path));
+        match self.find(model, options)? {
+            Some(path) => Ok(Outcome::Known(path)),
+            None => self.build_in(&folder, model, options, tools),
         }
-        let source = Prepared::new(model, &folder, tools)?;
+    }
+
+    /// Builds a model's newest commit, unless there is a bundle of it.
+    pub fn build_newest<P: Progress>(
+        &self,
+        model: &NamedModel,
+        options: &Options,
+        tools: &Tools<'_, P>,
+    ) -> Result<Outcome> {
+        let folder = files::create_folder(&self.folder(model)?)?;
+        let _lock = lock(&folder, tools.progress)?;
+        self.build_in(&folder, model, options, tools)
+    }
+
+    fn build_in<P: Progress>(
+        &self,
+        folder: &Path,
+        model: &NamedModel,
+        options: &Options,
+        tools: &Tools<'_, P>,
+    ) -> Result<Outcome> {
+        let source = Prepared::new(model, folder, tools)?;
         let out = folder
             .join(VERSION)
             .join(bundle_name(&source.id[..ID_DIGITS], options));
@@ -315,7 +335,7 @@ impl ModelLibrary {
         ) = (model, &source.fetched)
         {
             let path = folder.join(REFS).join(&name.revision);
-            files::create_folder(path.parent().unwrap_or(&folder))?;
+            files::create_folder(path.parent().unwrap_or(folder))?;
             files::write(&path, source.id.as_bytes())?;
         }
         Ok(outcome)

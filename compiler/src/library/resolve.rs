@@ -167,9 +167,7 @@ pub fn resolve<P: Progress>(
 ) -> Result<Outcome> {
     match Location::of(named, options, tools.config)? {
         Location::Bundle(path) => require(path, tools.config).map(Outcome::Known),
-        Location::Model(model) => {
-            ModelLibrary::new(tools.config).build(&model, options, false, tools)
-        }
+        Location::Model(model) => ModelLibrary::new(tools.config).build(&model, options, tools),
     }
 }
 
