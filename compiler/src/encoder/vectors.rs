@@ -341,13 +341,14 @@ fn late_interaction(
     let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
     let mut settings = text_settings(folder, None, max_tokens)?;
     let (mut projections, mut width) = (Vec::new(), config.encoder_limits.hidden);
-    for (folder, is_pylates) in &files.projections {
-        let layer = Dense::of_tokens(folder, width, *is_pylates)?;
+    for (folder, input) in &files.projections {
+        let layer = Dense::of_tokens(folder, width, input)?;
         width = layer.outputs();
         projections.push(layer);
     }
-    let [query, document] = [files.query, files.document]
-        .map(|role| role_settings(role, files.skips_unknown, tokenizer));
+    let unknown = unknown_token(tokenizer).filter(|_| files.skips_unknown);
+    let [query, document] =
+        [files.query, files.document].map(|role| role_settings(role, unknown, tokenizer));
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
@@ -364,7 +365,7 @@ fn late_interaction(
 /// A role's settings, with token ids.
 fn role_settings(
     role: RoleFiles,
-    skips_unknown: bool,
+    unknown: Option<u32>,
     tokenizer: &Tokenizer,
 ) -> Result<RoleSettings> {
     let marker = role
@@ -379,7 +380,7 @@ fn role_settings(
         marker,
         max_tokens: role.max_tokens,
         expansion,
-        skipped: skipped(&role.skipped, skips_unknown, tokenizer),
+        skipped: skipped(&role.skipped, unknown, tokenizer),
         is_bare: false,
     })
 }
@@ -419,7 +420,8 @@ fn stanfords(
     let roles = [("query_maxlen", &mut query), ("doc_maxlen", &mut document)];
     let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
     let settings = text_settings(folder, None, max_tokens)?;
-    let [query, document] = [query, document].map(|role| role_settings(role, true, tokenizer));
+    let unknown = unknown_token(tokenizer);
+    let [query, document] = [query, document].map(|role| role_settings(role, unknown, tokenizer));
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     let rows = weights
@@ -500,12 +502,12 @@ fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
     })
 }
 
-/// Tokens for skipped words. PyLate skips unknown tokens if a word is not a token.
-fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u32> {
-    let unknown = ["[UNK]", "<unk>"]
-        .iter()
-        .find_map(|token| tokenizer.id(token))
-        .filter(|_| with_unknown);
+fn unknown_token(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.id("[UNK]").or_else(|| tokenizer.id("<unk>"))
+}
+
+/// Tokens for skipped words. PyLate skips the `unknown` token if a word is not a token.
+fn skipped(words: &[String], unknown: Option<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
     let mut ids: Vec<u32> = words
         .iter()
         .filter_map(|word| tokenizer.id(word).or(unknown))

@@ -8,7 +8,7 @@ use crate::{
     encoder::{
         EncoderLimits, Head, HeadKind, LOGITS, text_settings, token_settings, unnamed_label_head,
     },
-    files::{config::ConfigFile, module_list::has_pooling},
+    files::{config::ConfigFile, model_folder::ModelFolder, module_list::has_pooling},
     onnx,
     plan::{
         Build, Plan,
@@ -212,7 +212,7 @@ fn embedding(
     model: &ModelProto,
     encoder_limits: &EncoderLimits,
 ) -> Result<EmbeddingSettings> {
-    let output = output(model, has_pooling(&plan.folder))?;
+    let output = output(model, &plan.folder)?;
     let (settings, _) = embedding_settings(&plan.folder, output, encoder_limits)?;
     if settings.unpooled.is_some() {
         return Err(Error::model(
@@ -236,10 +236,10 @@ fn embedding(
 }
 
 /// The output for embeddings. Unless the folder has pooling settings, prefers an output pooled by the graph.
-pub fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
+pub fn output(model: &ModelProto, folder: &ModelFolder) -> Result<&'static str> {
     let found = outputs(model);
     let mut preferred = OUTPUTS;
-    if !has_pooling {
+    if !has_pooling(folder) {
         preferred.rotate_right(1);
     }
     preferred

@@ -93,8 +93,8 @@ pub enum Layout {
 
 /// A model with a vector per token, in PyLate's or `MultiVectorEncoder`'s form.
 pub struct LateInteraction {
-    /// Layer folders, and whether they are PyLate's.
-    pub projections: Vec<(ModelFolder, bool)>,
+    /// Layer folders, and the vectors that their layers transform if the files do not say.
+    pub projections: Vec<(ModelFolder, &'static str)>,
     pub query: RoleFiles,
     pub document: RoleFiles,
     /// Whether unknown tokens are skipped if a skip word is not a token.
@@ -159,7 +159,11 @@ pub fn layout(folder: &ModelFolder) -> Result<Layout> {
                     "expected `Normalize` after `Dense`, but found it before",
                 ));
             }
-            "Dense" => projections.push((module.folder(folder)?, module.is_pylates())),
+            "Dense" => {
+                // PyLate's layers do not say so.
+                let input = if module.is_pylates() { TOKENS } else { POOLED };
+                projections.push((module.folder(folder)?, input));
+            }
             "Normalize" if mask.is_some() => {
                 expect_normalized(&module.folder(folder)?, TOKENS)?;
                 are_scaled = true;

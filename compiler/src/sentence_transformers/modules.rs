@@ -303,9 +303,10 @@ impl Modules {
     /// Whether the native engine supports the modules: a pooling, and then layers for text vectors.
     pub fn suit_native_engine(&self) -> bool {
         let list = self.before_normalization();
+        let next = list.iter().skip(1).map(Some).chain([None]);
         list.iter()
-            .enumerate()
-            .all(|(place, module)| module.is_native(place + 1 == list.len()))
+            .zip(next)
+            .all(|(module, next)| module.is_native(next))
     }
 
     /// All modules but normalizations at the end.
@@ -386,8 +387,8 @@ impl Module {
         })
     }
 
-    /// Whether the native engine supports the module. A final result may have any width.
-    fn is_native(&self, is_last: bool) -> bool {
+    /// Whether the native engine supports the module before `next`. A final result may have any width.
+    fn is_native(&self, next: Option<&Self>) -> bool {
         match self {
             Self::Pooling(Poolings {
                 modes,
@@ -398,7 +399,7 @@ impl Module {
             Self::Dense(layer) => {
                 let has_lanes = layer.outputs.is_multiple_of(LANES);
                 let is_known = match layer.activation {
-                    Activation::Identity => is_last || has_lanes,
+                    Activation::Identity => next.is_none() || has_lanes,
                     Activation::Operator("Sigmoid") => false,
                     Activation::Operator(_) | Activation::Microsoft(_) => has_lanes,
                 };
@@ -498,10 +499,9 @@ impl Dense {
         Ok(layer)
     }
 
-    /// The layer in `folder` that transforms token vectors with `width` values. PyLate's layers all do, though their
-    /// files do not say so.
-    pub fn of_tokens(folder: &ModelFolder, width: usize, is_pylates: bool) -> Result<Self> {
-        let default = if is_pylates { TOKENS } else { TEXT };
+    /// The layer in `folder` that transforms token vectors with `width` values: those called `default` if the file does
+    /// not say.
+    pub fn of_tokens(folder: &ModelFolder, width: usize, default: &'static str) -> Result<Self> {
         let layer = Self::open(folder, [Some(width), None], default)?;
         match layer.is_of_tokens {
             true => Ok(layer),

@@ -4,7 +4,7 @@ use super::{
     fairseq::{self, BART, M2M100, MARIAN, MBART, PEGASUS},
     generation::{check_tokens, for_pipeline, generation},
     graphs,
-    instructions::{by_instructions, instructions},
+    instructions::{Instruction, by_instructions, instructions},
     t5,
     tokenizer_files::{Tokenizers, many_to_many, marian, mbart, monolingual},
     tokenizer_json::tags,
@@ -86,7 +86,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
     let has_tags = own.as_ref().is_some_and(|own| own.languages.is_some());
     let tasks: &'static [Task] = match has_tags {
         true => &[Task::Translation, Task::TextToText],
-        false => tasks(model_type, !instructions.is_empty()),
+        false => tasks(model_type, &instructions),
     };
     let (task, _) = task::choose(plan, tasks.to_vec());
     let translates = task == Task::Translation && tasks.contains(&task);
@@ -109,7 +109,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
         MARIAN => marian(folder, sizes),
         MBART => {
             let class: Option<String> = config.get("tokenizer_class")?;
-            mbart(folder, class.as_deref(), rows, translates)
+            mbart(folder, class.as_deref(), rows, task)
         }
         _ => own.map_or_else(|| many_to_many(folder, rows), Ok),
     }?;
@@ -257,11 +257,11 @@ fn check_prefix(config: &ConfigFile) -> Result<()> {
 }
 
 /// A family's tasks, most likely first.
-fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
+fn tasks(model_type: &str, instructions: &[Instruction]) -> &'static [Task] {
     match model_type {
         BART | PEGASUS => &[Task::Summarization, Task::TextToText],
         MBART => &[Task::Translation, Task::Summarization, Task::TextToText],
-        t5::T5 | t5::MT5 if has_instructions => {
+        t5::T5 | t5::MT5 if !instructions.is_empty() => {
             &[Task::TextToText, Task::Summarization, Task::Translation]
         }
         t5::T5 | t5::MT5 => &[Task::TextToText, Task::Summarization],

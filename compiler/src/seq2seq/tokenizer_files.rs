@@ -22,7 +22,10 @@ use crate::{
 };
 use kivu::{
     error::{Error, Result},
-    pipeline::seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
+    pipeline::{
+        Task,
+        seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
+    },
     repository::bundle::TOKENIZER,
 };
 
@@ -205,16 +208,21 @@ pub fn many_to_many(folder: &ModelFolder, size: usize) -> Result<Tokenizers> {
 }
 
 /// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
-/// `config.json`, if any. A model that does not translate reads texts in its files' language.
+/// `config.json`, if any. For other tasks than translation, it reads texts in its files' language.
 pub fn mbart(
     folder: &ModelFolder,
     class: Option<&str>,
     size: usize,
-    translates: bool,
+    task: Task,
 ) -> Result<Tokenizers> {
     let config = Config::open_multilingual(folder)?;
     let class = config.tokenizer_class.as_deref().or(class);
     let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
+    let names = match is_mbart50 {
+        true => &MBART_LANGUAGES[..],
+        false => &MBART_LANGUAGES[..FIRST_MBART_LANGUAGES],
+    };
+    let translates = task == Task::Translation;
     let (
         BuiltTokenizer {
             json: mut source,
@@ -222,7 +230,7 @@ pub fn mbart(
         },
         tokens,
     ) = with_tokens(folder, |pieces| {
-        config.mbart_vocabulary(pieces, size, is_mbart50)
+        config.mbart_vocabulary(pieces, size, names)
     })?;
     let end = tokens.get(config.end()?).copied().map(i64::from);
     let tokens = tokens
@@ -319,7 +327,7 @@ fn contradiction(token: &str, [first, other]: [u32; 2], source: &str) -> Error {
 fn numbered<'a>(tokens: impl Iterator<Item = &'a str>, next: u32) -> BTreeMap<String, Token> {
     tokens
         .zip(next..)
-        .map(|(token, id)| (token.to_owned(), Token::new(id, true)))
+        .map(|(token, id)| (token.to_owned(), Token::special(id)))
         .collect()
 }
 
@@ -536,7 +544,7 @@ impl Config {
         let mut tokens = self.tokens(computed)?;
         for content in self.special() {
             if let Some(id) = ids.get(content) {
-                tokens.insert(content.to_owned(), Token::new(*id, true));
+                tokens.insert(content.to_owned(), Token::special(*id));
             }
         }
         Vocabulary {
@@ -549,23 +557,18 @@ impl Config {
         .checked()
     }
 
-    /// mBART's vocabulary: pieces, then languages, and the mask token.
+    /// mBART's vocabulary: pieces, then these languages, and the mask token.
     fn mbart_vocabulary(
         &self,
         pieces: &SentencePieces,
         size: usize,
-        is_mbart50: bool,
+        languages: &[&str],
     ) -> Result<Vocabulary> {
-        let count = if is_mbart50 {
-            MBART_LANGUAGES.len()
-        } else {
-            FIRST_MBART_LANGUAGES
-        };
         let next = pieces.pieces().len() as u32 + SHIFT;
-        let mut tokens = numbered(MBART_LANGUAGES[..count].iter().copied(), next);
+        let mut tokens = numbered(languages.iter().copied(), next);
         let gap = Token {
             takes_left: true,
-            ..Token::new(next + count as u32, true)
+            ..Token::special(next + languages.len() as u32)
         };
         tokens.insert("<mask>".to_owned(), gap);
         let tokens = self.tokens(tokens)?;
@@ -587,7 +590,7 @@ impl Config {
             .filter(|(_, id)| *id as usize >= NLLB_SPECIAL.len())
             .collect();
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
-            tokens.insert((*content).to_owned(), Token::new(id, true));
+            tokens.insert((*content).to_owned(), Token::special(id));
         }
         Vocabulary {
             ids,
@@ -612,12 +615,12 @@ impl Config {
         );
         let blanks = (0..count.min(MAX_IDS as u32)).zip(first..);
         let blanks = blanks
-            .map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::new(id, true)))
+            .map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::special(id)))
             .collect();
         let mut tokens = self.tokens(blanks)?;
         for content in [PAD, END, UNKNOWN] {
             if let Some(id) = ids.get(content) {
-                tokens.insert(content.to_owned(), Token::new(*id, true));
+                tokens.insert(content.to_owned(), Token::special(*id));
             }
         }
         Vocabulary {
@@ -648,10 +651,10 @@ impl Config {
         let mut tokens: BTreeMap<String, Token> = named
             .chain(others)
             .zip(0..offset)
-            .map(|(name, id)| (name, Token::new(id, true)))
+            .map(|(name, id)| (name, Token::special(id)))
             .collect();
         if let Some(id) = ids.get(UNKNOWN) {
-            tokens.insert(UNKNOWN.to_owned(), Token::new(*id, true));
+            tokens.insert(UNKNOWN.to_owned(), Token::special(*id));
         }
         Vocabulary {
             ids,
@@ -799,7 +802,9 @@ mod tests {
             Some(2)
         );
         assert_eq!(
-            mbart(&fixture("tiny-mbart"), None, 0, true).unwrap().end,
+            mbart(&fixture("tiny-mbart"), None, 0, Task::Translation)
+                .unwrap()
+                .end,
             Some(2)
         );
         assert_eq!(
@@ -957,7 +962,7 @@ mod tests {
             &ModelFolder::new(mbart50.path()),
             None,
             334,
-            true,
+            Task::Translation,
         )));
         insta::assert_snapshot!(refusals.join("\n"), @"
         the token `eng_Latn` has the id 447 by `added_tokens.json`, but 448 in another file of the tokenizer; save it again with `save_pretrained`
@@ -978,7 +983,9 @@ mod tests {
             ("tiny-t5", |folder| monolingual(folder, 0)),
             ("tiny-nllb", |folder| many_to_many(folder, 0)),
             ("tiny-m2m100", |folder| many_to_many(folder, 0)),
-            ("tiny-mbart50", |folder| mbart(folder, None, 0, true)),
+            ("tiny-mbart50", |folder| {
+                mbart(folder, None, 0, Task::Translation)
+            }),
             ("tiny-marian", |folder| marian(folder, [0, 0])),
         ];
         for (name, read) in readers {
@@ -1052,7 +1059,7 @@ mod tests {
     #[test]
     fn listed_tokens_are_no_pieces_with_another_id() {
         let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
-        let refusal = mbart(&ModelFolder::new(folder.path()), None, 0, true)
+        let refusal = mbart(&ModelFolder::new(folder.path()), None, 0, Task::Translation)
             .err()
             .unwrap()
             .to_string();

@@ -164,10 +164,7 @@ fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -
         Ok::<_, Error>((token, id))
     };
     let special: Vec<(String, Value)> = SPECIAL.iter().map(token).collect::<Result<_>>()?;
-    let mut added: Vec<Value> = special
-        .iter()
-        .map(|(token, id)| added(token, id, false))
-        .collect();
+    let mut added: Vec<Value> = special.iter().map(|(token, id)| added(token, id)).collect();
     added.sort_by_key(|token| token["id"].as_u64());
     let [_, unknown, first, last, _] = [0, 1, 2, 3, 4].map(|place| special[place].0.as_str());
     let normalizer = json!({
@@ -206,9 +203,9 @@ pub fn named(kind: &str, name: &str, type_id: u32) -> Value {
 }
 
 /// A token that is never split.
-pub fn added(content: &str, id: &Value, takes_left: bool) -> Value {
+pub fn added(content: &str, id: &Value) -> Value {
     json!({
-        "id": id, "content": content, "single_word": false, "lstrip": takes_left, "rstrip": false,
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
         "normalized": false, "special": true,
     })
 }

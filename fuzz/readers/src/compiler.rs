@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kivu::{repository::manifest::Precision, tokenizer::Tokenizer};
+use kivu::{pipeline::Task, repository::manifest::Precision, tokenizer::Tokenizer};
 use kivu_compiler::{
     Recipe, bergamot, encoder, export, fast_text,
     files::{config::ConfigFile, model_folder::ModelFolder, pickle, weights::Weights},
@@ -124,7 +124,10 @@ pub fn graph(bytes: &[u8]) {
             let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else {
                 return;
             };
-            drop(export::text_encoder::output(&model, true));
+            drop(export::text_encoder::output(
+                &model,
+                &ModelFolder::new(folder),
+            ));
             if !export::quantize::is_quantized(&model) {
                 export::quantize::quantize(&mut model);
             }
@@ -161,7 +164,7 @@ pub fn pieces_of_translation(bytes: &[u8]) {
             &ModelFolder::new(folder),
             None,
             4,
-            false,
+            Task::Summarization,
         ));
     });
     let files = [

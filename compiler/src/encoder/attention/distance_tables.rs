@@ -75,14 +75,10 @@ impl DistanceTables {
             has_queries,
             ..
         } = self.distances;
-        let mut table = |is_used: bool, side: Side| match is_used {
-            true => self.table(layers, name, side),
-            false => Ok(Value::none()),
-        };
-        let (keys, queries) = (
-            table(has_keys, Side::Keys)?,
-            table(has_queries, Side::Queries)?,
-        );
+        let mut table = |side| self.table(layers, name, side);
+        let keys = has_keys.then(|| table(Side::Keys)).transpose()?;
+        let queries = has_queries.then(|| table(Side::Queries)).transpose()?;
+        let [keys, queries] = [keys, queries].map(|table| table.unwrap_or_else(Value::none));
         let heads = layers
             .graph
             .integers("attention_heads", &[self.heads.queries as i64]);

@@ -23,6 +23,14 @@ pub struct Distances {
     pub shares_projections: bool,
 }
 
+/// Versions of DeBERTa.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deberta {
+    /// Without distance buckets, a convolution, and options for distance tables.
+    First,
+    Later,
+}
+
 /// A convolution over neighbouring tokens, parallel to the first layer.
 #[derive(Debug)]
 pub struct Convolution {
@@ -63,12 +71,11 @@ pub enum Side {
 
 impl Distances {
     /// Reads the settings, `None` if the model ignores distances, and the number of terms listed in `config`.
-    /// `positions` is the maximum text length in tokens. Without `has_buckets`, the family has neither buckets nor
-    /// options for its table.
+    /// `positions` is the maximum text length in tokens.
     pub fn read(
         config: &ConfigFile,
         positions: usize,
-        has_buckets: bool,
+        version: Deberta,
     ) -> Result<(Option<Self>, usize)> {
         // A list, or a string like `c2p|p2c`.
         let includes = |field: &str, word: &str| {
@@ -93,13 +100,13 @@ impl Distances {
         let distances = Self {
             has_keys: is_used && terms[0],
             has_queries: is_used && terms[1],
-            buckets: match has_buckets {
-                true => positive("position_buckets")?,
-                false => None,
+            buckets: match version {
+                Deberta::First => None,
+                Deberta::Later => positive("position_buckets")?,
             },
             max: positive("max_relative_positions")?.unwrap_or(positions as i64),
-            is_normalized: has_buckets && includes("norm_rel_ebd", "layer_norm")?,
-            shares_projections: has_buckets && config.is_set("share_att_key")?,
+            is_normalized: version == Deberta::Later && includes("norm_rel_ebd", "layer_norm")?,
+            shares_projections: version == Deberta::Later && config.is_set("share_att_key")?,
         };
         let count = usize::from(terms[0]) + usize::from(terms[1]);
         if !distances.has_keys && !distances.has_queries {

@@ -3,7 +3,7 @@
 use super::fields::{activation, epsilon, expect, expect_absolute_positions, positions};
 use crate::{
     encoder::{
-        attention::distances::{Convolution, Distances},
+        attention::distances::{Convolution, Deberta, Distances},
         config::{
             Bias, Details, Disentangled, EmbeddingProjection, EncoderConfig, FeedForward, Gate,
             HeadInput, Heads, Names, Norms, Positions, WORDS,
@@ -117,10 +117,7 @@ enum Kind {
     Electra,
     Ernie,
     Mpnet,
-    /// DeBERTa; the first version has no buckets of distances and no convolution.
-    Deberta {
-        has_buckets: bool,
-    },
+    Deberta(Deberta),
 }
 
 pub const BERT_MODEL: Member = Member {
@@ -161,13 +158,13 @@ pub const MPNET_MODEL: Member = Member {
     ..BERT_MODEL
 };
 pub const DEBERTA_MODEL: Member = Member {
-    kind: Kind::Deberta { has_buckets: true },
+    kind: Kind::Deberta(Deberta::Later),
     names: &DEBERTA,
     types: Some(0),
     head_activation: None,
 };
 pub const DEBERTA_V1_MODEL: Member = Member {
-    kind: Kind::Deberta { has_buckets: false },
+    kind: Kind::Deberta(Deberta::First),
     ..DEBERTA_MODEL
 };
 
@@ -181,7 +178,7 @@ pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
     // A decoder's tokens attend only to earlier tokens.
     expect(config, "is_decoder", &false)?;
     match kind {
-        Kind::Deberta { .. } => {}
+        Kind::Deberta(_) => {}
         Kind::DistilBert | Kind::Mpnet => {
             expect(config, "position_embedding_type", &"absolute".to_owned())?
         }
@@ -198,9 +195,7 @@ pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
     };
     let shared = EncoderConfig::new(config, member.names, Heads::read(config)?, feed_forward)?;
     let bias = match kind {
-        Kind::Deberta { has_buckets } => {
-            Bias::Disentangled(Disentangled::read(config, &shared, has_buckets)?)
-        }
+        Kind::Deberta(version) => Bias::Disentangled(Disentangled::read(config, &shared, version)?),
         Kind::Mpnet => {
             expect(config, "relative_attention_num_buckets", &BUCKETS)?;
             let buckets = Buckets {
@@ -274,7 +269,7 @@ fn details(config: &ConfigFile, kind: Kind, shared: &EncoderConfig) -> Result<De
 }
 
 impl Disentangled {
-    fn read(config: &ConfigFile, shared: &EncoderConfig, has_buckets: bool) -> Result<Self> {
+    fn read(config: &ConfigFile, shared: &EncoderConfig, version: Deberta) -> Result<Self> {
         let EncoderConfig {
             encoder_limits,
             heads: Heads { width, .. },
@@ -282,15 +277,14 @@ impl Disentangled {
         } = shared;
         expect(config, "attention_head_size", width)?;
         expect(config, "pooler_hidden_size", &encoder_limits.hidden)?;
-        let (distances, terms) =
-            Distances::read(config, encoder_limits.max_positions, has_buckets)?;
+        let (distances, terms) = Distances::read(config, encoder_limits.max_positions, version)?;
         Ok(Self {
             // The model has one term for content and one for each use of distances.
             scale: ((width * (1 + terms)) as f32).sqrt(),
             distances,
-            convolution: match has_buckets {
-                true => Convolution::read(config)?,
-                false => None,
+            convolution: match version {
+                Deberta::First => None,
+                Deberta::Later => Convolution::read(config)?,
             },
         })
     }

@@ -90,14 +90,11 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 fn read_text(config: &ConfigFile) -> Result<EncoderConfig> {
     let every = fields::period(config, &["sliding_window_pattern"], 6)?;
     let types: Option<Vec<String>> = config.get("layer_types")?;
-    let mut types = types.unwrap_or(
-        (1..=config.require_size("num_hidden_layers")?)
-            .map(|layer| LayerKinds::name(layer % every == 0).to_owned())
-            .collect(),
-    );
+    let layers = config.require_size("num_hidden_layers")?;
+    let mut types = types.unwrap_or_else(|| LayerKinds::alternating(layers, every));
     // Whatever the file says.
     if let Some(last) = types.last_mut() {
-        LayerKinds::name(true).clone_into(last);
+        LayerKinds::FULL.clone_into(last);
     }
     let [full, sliding] = heads(config, &types)?;
     let kinds = LayerKinds {
@@ -146,7 +143,7 @@ fn heads(config: &ConfigFile, types: &[String]) -> Result<[Heads; 2]> {
     let given: BTreeMap<String, LayerSettings> = config.get(FIELD)?.unwrap_or_default();
     let mut by_layer: Vec<Heads> = types
         .iter()
-        .map(|kind| match !is_given && kind == LayerKinds::name(true) {
+        .map(|kind| match !is_given && kind == LayerKinds::FULL {
             true => Heads {
                 keys: full_keys,
                 width: full_width,
@@ -169,8 +166,7 @@ fn heads(config: &ConfigFile, types: &[String]) -> Result<[Heads; 2]> {
         own.width = settings.head_dim.unwrap_or(own.width);
         own.keys = settings.num_key_value_heads.unwrap_or(own.keys);
     }
-    let of_kind = |is_full: bool| {
-        let name = LayerKinds::name(is_full);
+    let of_kind = |name: &str| {
         let own = by_layer.iter().zip(types).filter(|(_, kind)| *kind == name);
         let mut own = own.map(|(heads, _)| *heads);
         let first = own.next().unwrap_or(shared);
@@ -184,7 +180,7 @@ fn heads(config: &ConfigFile, types: &[String]) -> Result<[Heads; 2]> {
             ))),
         }
     };
-    Ok([of_kind(true)?, of_kind(false)?])
+    Ok([of_kind(LayerKinds::FULL)?, of_kind(LayerKinds::SLIDING)?])
 }
 
 /// Divides the matrix for all layers' signals, and gives values' normalizations a gain.

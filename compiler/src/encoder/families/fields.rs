@@ -250,12 +250,18 @@ pub struct LayerKinds {
 }
 
 impl LayerKinds {
-    /// Full attention, and a window.
-    pub const NAMES: [&str; 2] = ["full_attention", "sliding_attention"];
+    pub const FULL: &str = "full_attention";
+    /// With a window.
+    pub const SLIDING: &str = "sliding_attention";
+    pub const NAMES: [&str; 2] = [Self::FULL, Self::SLIDING];
 
-    /// A kind's name.
-    pub fn name(is_full: bool) -> &'static str {
-        Self::NAMES[usize::from(!is_full)]
+    /// The kinds of so many layers, of which every `period`-th one has full attention.
+    pub fn alternating(layers: usize, period: usize) -> Vec<String> {
+        let kind = |layer: usize| match layer.is_multiple_of(period) {
+            true => Self::FULL.to_owned(),
+            false => Self::SLIDING.to_owned(),
+        };
+        (1..=layers).map(kind).collect()
     }
 
     /// Rotary positions by kind, if the file has them; a kind without layers may be `null`.

@@ -57,17 +57,17 @@ pub fn rename(config: &EncoderConfig, weights: &mut Weights) {
 
 /// Older files list a window and a rotary base for each layer, of which one for each kind of layer counts.
 fn kinds(config: &ConfigFile, defaults: &Defaults) -> Result<LayerKinds> {
-    let kind = |is_full| LayerKinds::name(is_full).to_owned();
     let windows: Option<Vec<Option<usize>>> = config.get("attention_windows")?;
     let types: Vec<String> = match (config.get("layer_types")?, &windows) {
         (Some(types), _) => types,
         (None, Some(windows)) => windows
             .iter()
-            .map(|window| kind(window.unwrap_or(0) == 0))
+            .map(|window| match window.unwrap_or(0) {
+                0 => LayerKinds::FULL.to_owned(),
+                _ => LayerKinds::SLIDING.to_owned(),
+            })
             .collect(),
-        (None, None) => (1..=config.require_size("num_hidden_layers")?)
-            .map(|layer| kind(layer % 3 == 0))
-            .collect(),
+        (None, None) => LayerKinds::alternating(config.require_size("num_hidden_layers")?, 3),
     };
     let listed = windows.into_iter().flatten().flatten();
     let window = config.get_size("sliding_window")?.unwrap_or(128);

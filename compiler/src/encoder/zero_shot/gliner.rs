@@ -79,7 +79,8 @@ pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
     };
     let of_tokenizer = place(&TOKENIZERS);
     let reads_labels = !is_set(&config, LABELS_ENCODER);
-    let tokenizer = tokenizer(&config, of_tokenizer, reads_labels)?;
+    let tokens = Some(tokens(&config)?).filter(|_| reads_labels);
+    let tokenizer = tokenizer(&config, of_tokenizer, tokens.as_ref())?;
     let mut encoder = encoder(&config, place(&[ConfigFile::NAME]))?;
     let mut weights = Weights::open(folder)?;
     let labels = match reads_labels {
@@ -101,7 +102,7 @@ pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
     let (labels, label_settings) = labels.unzip();
     let settings = ZeroShotEntitiesSettings {
         label_encoder: label_settings,
-        ..settings(&config, of_tokenizer, &encoder, reads_labels)?
+        ..settings(&config, of_tokenizer, &encoder, tokens)?
     };
     let head = SpanHead {
         encoder_width: encoder.encoder_limits.hidden,
@@ -194,21 +195,25 @@ fn encoder(config: &ConfigFile, folder: &ModelFolder) -> Result<EncoderConfig> {
     encoder_of(&file, folder, "GLiNER")
 }
 
-/// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s tokens for labels.
-fn tokenizer(config: &ConfigFile, folder: &ModelFolder, reads_labels: bool) -> Result<Vec<u8>> {
+/// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s `tokens` for labels.
+fn tokenizer(
+    config: &ConfigFile,
+    folder: &ModelFolder,
+    tokens: Option<&[String; 2]>,
+) -> Result<Vec<u8>> {
     let pieces = folder.join(PIECES);
     let file = match !folder.join(TOKENIZER).is_file() && pieces.is_file() {
         true => SentencePieces::open(&pieces)?.deberta()?,
         false => read_tokenizer(folder).map_err(|error| incomplete(config, error))?,
     };
-    let [label_token, separator] = tokens(config)?;
     let tokenizer = Tokenizer::from_json(&file)?;
-    if !reads_labels || tokenizer.id(&label_token).is_some() {
+    let missing = tokens.filter(|[label_token, _]| tokenizer.id(label_token).is_none());
+    let Some([label_token, separator]) = missing else {
         return Ok(file);
-    }
+    };
     let invalid = |error| Error::model_because("cannot add tokens to the tokenizer", error);
     let mut json: Map<String, Value> = serde_json::from_slice(&file).map_err(invalid)?;
-    let added = ["[FLERT]", &label_token, &separator]
+    let added = ["[FLERT]", label_token, separator]
         .into_iter()
         .zip(tokenizer.vocabulary_size()..);
     let added = added.map(|(content, id)| {
@@ -251,13 +256,9 @@ fn settings(
     config: &ConfigFile,
     folder: &ModelFolder,
     encoder: &EncoderConfig,
-    reads_labels: bool,
+    tokens: Option<[String; 2]>,
 ) -> Result<ZeroShotEntitiesSettings> {
-    let [label_token, separator] = if reads_labels {
-        tokens(config)?
-    } else {
-        Default::default()
-    };
+    let [label_token, separator] = tokens.unwrap_or_default();
     let settings = ZeroShotEntitiesSettings {
         output: SPAN_LOGITS.to_owned(),
         schema_token: None,

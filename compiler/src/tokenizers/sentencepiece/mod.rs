@@ -65,10 +65,10 @@ pub struct Token {
 }
 
 impl Token {
-    pub fn new(id: u32, is_special: bool) -> Self {
+    pub fn special(id: u32) -> Self {
         Self {
             id,
-            is_special,
+            is_special: true,
             takes_left: false,
             takes_right: false,
         }
@@ -271,17 +271,18 @@ impl SentencePieces {
             .iter()
             .filter(|piece| piece.r#type == Some(USER_DEFINED));
         let defined = defined.filter_map(|SentencePiece { piece, .. }| {
-            Some((
-                piece.clone(),
-                Token::new(*vocabulary.ids.get(piece)?, false),
-            ))
+            let token = Token {
+                is_special: false,
+                ..Token::special(*vocabulary.ids.get(piece)?)
+            };
+            Some((piece.clone(), token))
         });
         // Ids without a name are decoded to nothing.
         let unnamed = vocabulary
             .all()
             .into_iter()
             .filter(|(name, _)| name.starts_with(UNMATCHED));
-        let unnamed = unnamed.map(|(name, id)| (name, Token::new(id, true)));
+        let unnamed = unnamed.map(|(name, id)| (name, Token::special(id)));
         let mut tokens: Vec<_> = vocabulary
             .tokens
             .clone()

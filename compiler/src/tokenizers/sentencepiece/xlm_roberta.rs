@@ -24,9 +24,11 @@ impl SentencePieces {
             .map(|piece| json!([piece.piece, piece.score]));
         let vocabulary: Vec<Value> = first.chain(pieces).chain([json!([MASK, 0.0])]).collect();
         let ids = FIRST.iter().zip(0..).chain([(&MASK, vocabulary.len() - 1)]);
-        let tokens: Vec<Value> = ids
-            .map(|(token, id)| added(token, &json!(id), *token == MASK))
-            .collect();
+        let mut tokens: Vec<Value> = ids.map(|(token, id)| added(token, &json!(id))).collect();
+        // The mask token.
+        if let Some(mask) = tokens.last_mut() {
+            mask["lstrip"] = json!(true);
+        }
         let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
         let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": SPACE});
         let normalizers: Vec<Value> = [precompiled(&self.0), Some(strip), Some(spaces)]
