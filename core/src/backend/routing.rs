@@ -268,16 +268,15 @@ pub struct InProgress {
 impl InProgress {
     /// Records the time that the request took. A failure counts only if it took longer than estimated, since a quick
     /// failure does not show that the location is fast.
-    pub fn finish(self, has_succeeded: bool) {
+    pub fn finish<T>(self, done: &Result<T>) {
         let took = self.started.elapsed();
-        self.record(took, has_succeeded);
+        if done.is_ok() || took > self.speed().estimate(self.work) {
+            self.speed().learn(self.work, took);
+        }
     }
 
-    fn record(self, took: Duration, has_succeeded: bool) {
-        let speed = &self.loads.at(self.location).speed;
-        if has_succeeded || took > speed.estimate(self.work) {
-            speed.learn(self.work, took);
-        }
+    fn speed(&self) -> &Speed {
+        &self.loads.at(self.location).speed
     }
 }
 
@@ -330,7 +329,9 @@ mod tests {
     async fn forgotten_measurements_choose_no_location() {
         let route = route();
         let slow = Duration::from_secs(60);
-        route.begin(Location::Remote, 5_000).record(slow, true);
+        let request = route.begin(Location::Remote, 5_000);
+        request.speed().learn(request.work, slow);
+        drop(request);
         assert_eq!(route.choose(5_000), LOCAL);
         route.forget();
         assert_eq!(route.choose(5_000), Location::Remote);
@@ -408,10 +409,8 @@ mod tests {
                 let location = route.choose(tokens as usize);
                 let (base, slope) = if location == LOCAL { local } else { remote };
                 let request = route.begin(location, tokens as usize);
-                request.record(
-                    Duration::from_millis(base) + Duration::from_micros(slope * tokens),
-                    true,
-                );
+                let took = Duration::from_millis(base) + Duration::from_micros(slope * tokens);
+                request.speed().learn(request.work, took);
             };
             for _ in 0..14 {
                 run(20);

@@ -332,7 +332,7 @@ pub async fn similarity(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> 
 pub fn similarity_request(body: Value) -> Result<SimilarityRequest> {
     check(&body, known("body.similarity")?)?;
     match body {
-        Value::Object(fields) => request::from_value(HubBody::read(fields, false)?.in_parameters()),
+        Value::Object(fields) => request::from_value(HubBody::read(fields, None)?.in_parameters()),
         other => request::from_value(other),
     }
 }

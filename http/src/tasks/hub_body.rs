@@ -6,6 +6,7 @@ use crate::bodies::inputs;
 use kivu::{
     error::{Error, Result},
     json,
+    pipeline::seq2seq::Seq2SeqPipeline,
 };
 
 /// The parts of a body.
@@ -15,9 +16,11 @@ pub struct HubBody {
 }
 
 impl HubBody {
-    /// Collects the options. `has_strategies` is true for models that generate texts, whose `truncation` may also be the
-    /// name of a strategy.
-    pub fn read(mut fields: Map<String, Value>, has_strategies: bool) -> Result<Self> {
+    /// Collects the options. The `truncation` of models that generate texts may also be a strategy's name.
+    pub fn read(
+        mut fields: Map<String, Value>,
+        generator: Option<&Seq2SeqPipeline>,
+    ) -> Result<Self> {
         let inputs = fields.remove("inputs");
         let mut options = match fields.remove("parameters") {
             None | Some(Value::Null) => Map::new(),
@@ -33,7 +36,9 @@ impl HubBody {
                 add_options(&mut options, truncate)
                     .map_err(|_| inputs::different("truncate", "truncation"))?;
             }
-            Some(other) if has_strategies => drop(options.insert("truncation".to_owned(), other)),
+            Some(other) if generator.is_some() => {
+                drop(options.insert("truncation".to_owned(), other))
+            }
             Some(other) => return Err(unexpected("truncation", "a boolean", &other)),
         }
         Ok(Self { inputs, options })

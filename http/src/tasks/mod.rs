@@ -161,7 +161,7 @@ fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
         _ => true,
     };
     let found = match body {
-        Value::Object(fields) if is_read => HubBody::read(fields, pipeline.generator().is_some())?,
+        Value::Object(fields) if is_read => HubBody::read(fields, pipeline.generator())?,
         other => return Ok(other),
     };
     match pipeline {

@@ -73,8 +73,9 @@ impl OutputSpec {
 }
 
 impl NamedOutput {
-    /// Refuses another output than this one.
-    fn check(&self, found: &TensorSpec, has_token_vectors: bool) -> Result<()> {
+    /// Refuses another output of the adapter at `place` than this one.
+    fn check(&self, adapter: &Adapter, place: usize) -> Result<()> {
+        let found = adapter.output(place);
         if found.element_type != ElementType::Fp32 {
             return Err(Error::model(format!(
                 "expected the model's output `{}` to be FP32, but found {}",
@@ -91,6 +92,7 @@ impl NamedOutput {
                 found.name, self.width
             )));
         }
+        let has_token_vectors = adapter.has_token_vectors(place);
         let expected = match self.vectors {
             Vectors::PerToken if !has_token_vectors => "token",
             Vectors::PerText if has_token_vectors => "text",
@@ -169,7 +171,7 @@ impl Adapter {
             spec: Arc::clone(spec),
         };
         for (place, output) in adapter.spec.outputs.iter().enumerate() {
-            output.check(adapter.output(place), adapter.has_token_vectors(place))?;
+            output.check(&adapter, place)?;
         }
         Ok(adapter)
     }

@@ -163,7 +163,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
             let done = self
                 .run_remotely(work, self.route.remote_deadline(tokens, deadline))
                 .await;
-            request.finish(done.is_ok());
+            request.finish(&done);
             match done {
                 Err(error) if local.is_some() && !deadline.has_passed() => {
                     record_fallback();
@@ -179,7 +179,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         let done = work
             .run_locally(local.ok_or_else(not_loaded)?, deadline)
             .await;
-        request.finish(done.is_ok());
+        request.finish(&done);
         done.map(|output| (output, self.route.here()))
     }
 

@@ -81,7 +81,7 @@ impl<'a> BeamSearch<'a> {
 
         self.collect(&extended, &ended, length);
         let scores = extended.iter().zip(&ended);
-        let scores = scores.map(|(hypothesis, ended)| hypothesis.score + aside_if(*ended));
+        let scores = scores.map(|(hypothesis, ended)| hypothesis.score + ASIDE * f32::from(*ended));
         let mut order: Vec<(usize, f32)> = scores.enumerate().collect();
         order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         order.truncate(self.config.num_beams);
@@ -176,7 +176,7 @@ impl<'a> BeamSearch<'a> {
 
     /// Adds hypotheses that have ended to the finished ones, and keeps the best.
     fn collect(&mut self, extended: &[Hypothesis], ended: &[bool], length: usize) {
-        let settled = aside_if(self.is_settled());
+        let settled = ASIDE * f32::from(self.is_settled());
         let divisor = self.divisor(length);
         for (index, (hypothesis, ended)) in extended.iter().zip(ended).enumerate() {
             // Candidates past the first `num_beams` can only continue.
@@ -184,8 +184,8 @@ impl<'a> BeamSearch<'a> {
             // Added one by one, since `transformers` rounds after each addition.
             let score = hypothesis.score / divisor
                 + settled
-                + aside_if(!self.can_improve)
-                + aside_if(!has_ended);
+                + ASIDE * f32::from(!self.can_improve)
+                + ASIDE * f32::from(!has_ended);
             let hypothesis = Hypothesis {
                 score,
                 ids: hypothesis.ids.clone(),
@@ -246,10 +246,6 @@ impl<'a> BeamSearch<'a> {
         );
         generated.collect()
     }
-}
-
-fn aside_if(condition: bool) -> f32 {
-    if condition { ASIDE } else { 0.0 }
 }
 
 fn gumbel(random: &mut fastrand::Rng) -> f32 {

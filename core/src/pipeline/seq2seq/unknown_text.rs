@@ -55,10 +55,10 @@ impl Masked {
             if is_word {
                 return None;
             }
-            let space = |is_there: bool| usize::from(is_there);
             let [is_before, is_after] = kept.is_spaced;
-            let from = start - space(is_before && before.ends_with(' '));
-            let to = start + kept.number.len() + space(is_after && after.starts_with(' '));
+            let from = start - usize::from(is_before && before.ends_with(' '));
+            let space = usize::from(is_after && after.starts_with(' '));
+            let to = start + kept.number.len() + space;
             places.push((from..to, &kept.text));
         }
         places.sort_by_key(|(range, _)| range.start);
