@@ -23,7 +23,7 @@ use kivu_jobs::{
         output_form::OutputForm,
         pieces::Shape,
     },
-    rows::{CsvReader, Head, JsonLinesReader, Layout, RowReader},
+    rows::{CsvReader, Head, JsonLinesReader, Layout, Piece, RowReader},
 };
 
 /// A Lambda invocation's event, and a record of Kinesis.
@@ -149,7 +149,7 @@ fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
 fn answered(reader: &mut dyn RowReader) -> Option<(usize, Vec<u8>)> {
     let shape = Shape::of(reader, OutputForm::default(), score_column());
     let write = |reader: &mut dyn RowReader| -> Result<(usize, Vec<u8>)> {
-        let (mut count, mut writer) = (0, shape.writer(true)?);
+        let (mut count, mut writer) = (0, shape.writer(Piece::First)?);
         while let Some(chunk) = reader.next()? {
             count += chunk.texts.len();
             let result = |text: Result<String, RowError>| text.map(|_| vec![Cell::Number(0.5)]);

@@ -24,7 +24,7 @@ use crate::{
         output_form::OutputForm,
         pieces::Shape,
     },
-    rows::{BYTE_ORDER_MARK, JsonLinesReader, RowReader},
+    rows::{BYTE_ORDER_MARK, JsonLinesReader, Piece, RowReader},
 };
 use kivu::{
     cloud::Cloud,
@@ -61,7 +61,8 @@ async fn answer(
     let predictor = Predictor::of_texts(&model, &parameters)?;
     let column = parameters.column.as_deref().unwrap_or(TEXT);
     let mut reader = JsonLinesReader::new(Cursor::new(lines.join(&b'\n')), Some(column))?;
-    let mut writer = Shape::of(&reader, OutputForm::default(), predictor.columns()).writer(true)?;
+    let mut writer =
+        Shape::of(&reader, OutputForm::default(), predictor.columns()).writer(Piece::First)?;
     let (mut errors, mut stopped) = (Vec::with_capacity(lines.len()), None);
     while writer.size() < max_bytes {
         let Some(chunk) = reader.next()? else {

@@ -277,7 +277,7 @@ impl Job {
                 }
             }
         };
-        self.resume(opened, checkpoint, is_resumable)
+        self.resume(opened, checkpoint)
     }
 
     /// Continues a claimed job after its last row that is done.
@@ -285,7 +285,6 @@ impl Job {
         &self,
         opened: Opened,
         mut checkpoint: Box<Checkpoint>,
-        is_resumable: bool,
     ) -> Result<ControlFlow<Ended, Ready>> {
         let Opened {
             answerer,
@@ -337,7 +336,7 @@ impl Job {
             progress,
             notes,
             column,
-            is_resumable,
+            is_resumable: input.version().is_some(),
             sink,
             published,
         };
@@ -457,7 +456,7 @@ impl Job {
         };
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
-        shape.packer()?;
+        shape.compression.pack()?;
         let unused = (shape.format() != Format::Csv && layout.csv != CsvOptions::default())
             .then(|| format!("the options for CSV have no effect on {}", shape.format()));
         let notes = note

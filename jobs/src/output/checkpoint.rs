@@ -24,8 +24,8 @@ pub trait Storage: Send {
     /// Prepares the storage for the first part; returns whether the state changed.
     fn begin(&self, state: &mut State) -> Result<bool>;
 
-    /// Next part's size in bytes, which may depend on whether the output is plain text.
-    fn part_bytes(&self, state: &State, is_plain: bool) -> usize;
+    /// Next part's size in bytes, which may depend on whether the pieces are plain text.
+    fn part_bytes(&self, state: &State, pieces: &Pieces) -> usize;
 
     /// Whether parts may be smaller than [`Self::part_bytes`].
     fn accepts_small_parts(&self) -> bool;
@@ -79,8 +79,8 @@ impl Checkpoint {
         })
     }
 
-    pub fn part_bytes(&self, is_plain: bool) -> usize {
-        self.storage.part_bytes(&self.state, is_plain)
+    pub fn part_bytes(&self, pieces: &Pieces) -> usize {
+        self.storage.part_bytes(&self.state, pieces)
     }
 
     /// Whether the interval is over.

@@ -17,6 +17,7 @@ use super::{
     checkpoint::{Checkpoint, State, Storage, StoredCheckpoint, encode},
     files::{digest, lookup, remove, rename_new},
     output_file::OutputFile,
+    pieces::Pieces,
     report_file,
 };
 use kivu::error::{Error, Result};
@@ -217,8 +218,8 @@ impl Storage for LocalStorage {
         Ok(false)
     }
 
-    fn part_bytes(&self, _: &State, is_plain: bool) -> usize {
-        if is_plain {
+    fn part_bytes(&self, _: &State, pieces: &Pieces) -> usize {
+        if pieces.is_plain() {
             PLAIN_PART_BYTES
         } else {
             PART_BYTES

@@ -7,12 +7,9 @@ use super::{
     output_form::OutputForm,
 };
 use crate::{
-    input::{
-        compression::{Compression, Packer},
-        format::Format,
-    },
+    input::{compression::Compression, format::Format},
     rows::{
-        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RequestWriter, RowReader,
+        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, Piece, RequestWriter, RowReader,
         RowWriter, Rows,
     },
 };
@@ -54,24 +51,19 @@ impl Shape {
         }
     }
 
-    /// An encoder with the output's compression.
-    pub fn packer(&self) -> Result<Packer> {
-        self.compression.pack()
-    }
-
     /// A piece writer; a CSV file's first piece has the header.
-    pub fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
+    pub fn writer(&self, piece: Piece) -> Result<Box<dyn RowWriter>> {
         Ok(match &self.head {
             Head::JsonLines => Box::new(JsonLinesWriter::new(
-                self.packer()?,
+                self.compression.pack()?,
                 Arc::clone(&self.columns),
             )),
-            Head::Requests => Box::new(RequestWriter::new(self.packer()?)),
+            Head::Requests => Box::new(RequestWriter::new(self.compression.pack()?)),
             Head::Csv(header) => Box::new(CsvWriter::new(
-                self.packer()?,
+                self.compression.pack()?,
                 header,
                 Arc::clone(&self.columns),
-                is_first,
+                piece,
             )?),
             Head::Parquet(columns) => columns.writer(Arc::clone(&self.columns))?,
         })
@@ -85,7 +77,8 @@ pub struct Pieces {
     /// Finished pieces.
     waiting: Vec<u8>,
     footers: Footers,
-    is_begun: bool,
+    /// The one that is begun next.
+    next: Piece,
     columns: BTreeSet<String>,
     /// Numbers the originals of all rows.
     memory: Memory,
@@ -100,7 +93,7 @@ impl Pieces {
             Vec::new()
         };
         Self {
-            is_begun: false,
+            next: Piece::First,
             ..Self::resumed(shape, waiting, Footers::new())
         }
     }
@@ -112,7 +105,7 @@ impl Pieces {
             writer: None,
             waiting,
             footers,
-            is_begun: true,
+            next: Piece::Later,
             columns: BTreeSet::new(),
             memory: Memory::default(),
         }
@@ -137,9 +130,9 @@ impl Pieces {
         }
         let writer = match &mut self.writer {
             Some(writer) => writer,
-            None => self.writer.insert(self.shape.writer(!self.is_begun)?),
+            None => self.writer.insert(self.shape.writer(self.next)?),
         };
-        self.is_begun = true;
+        self.next = Piece::Later;
         writer.write(rows, results)?;
         self.columns.extend(
             writer
@@ -211,8 +204,8 @@ impl Pieces {
     /// Finishes and takes all pieces, and the file's end.
     pub fn take_last(&mut self) -> Result<Vec<u8>> {
         // A file without rows has a header.
-        if !self.is_begun {
-            self.writer = Some(self.shape.writer(true)?);
+        if self.next == Piece::First {
+            self.writer = Some(self.shape.writer(self.next)?);
         }
         let mut bytes = self.take()?;
         if let Head::Parquet(columns) = &self.shape.head {
@@ -368,7 +361,7 @@ mod tests {
             Ok(false)
         }
 
-        fn part_bytes(&self, _: &State, _: bool) -> usize {
+        fn part_bytes(&self, _: &State, _: &Pieces) -> usize {
             MIN_PART_BYTES
         }
 

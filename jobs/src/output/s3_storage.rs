@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::{
     checkpoint::{Checkpoint, State, Storage, encode, parse},
+    pieces::Pieces,
     report_file,
 };
 use crate::input::location::{Existing, JobInput};
@@ -214,7 +215,7 @@ impl Storage for S3Storage {
         Ok(true)
     }
 
-    fn part_bytes(&self, state: &State, _: bool) -> usize {
+    fn part_bytes(&self, state: &State, _: &Pieces) -> usize {
         MIN_PART_BYTES * (1 + state.parts.len() / PARTS_OF_SAME_SIZE)
     }
 

@@ -103,7 +103,7 @@ impl Writer {
             Target::Stream(_) => Ok(()),
             Target::Checkpoint(checkpoint) => {
                 checkpoint.begin()?;
-                let min_bytes = checkpoint.part_bytes(self.pieces.is_plain());
+                let min_bytes = checkpoint.part_bytes(&self.pieces);
                 match self.pieces.take_part(min_bytes)? {
                     Some(bytes) => checkpoint.send(bytes, &mut self.pieces, &self.progress),
                     None if checkpoint.is_due() => {

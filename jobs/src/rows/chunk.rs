@@ -24,6 +24,13 @@ pub struct Chunk {
     pub rows: Rows,
 }
 
+/// An output piece's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    First,
+    Later,
+}
+
 /// How a CSV file begins, and is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvHeader {
@@ -151,7 +158,7 @@ pub trait RowReader: Send {
     /// How the rows are read.
     fn layout(&self) -> Layout {
         let csv = match self.head() {
-            Head::Csv(header) => header.dialect.options(header.has_header),
+            Head::Csv(header) => header.options(),
             _ => CsvOptions::default(),
         };
         Layout {

@@ -73,7 +73,7 @@ impl Fields {
                     .and_then(|line| std::str::from_utf8(line).ok());
                 self.names
                     .iter()
-                    .map(|name| json_field(line.unwrap_or_default(), name, self.keeps_digits))
+                    .map(|name| self.json_field(line.unwrap_or_default(), name))
                     .collect()
             }
             Rows::Records(records) => match (records.get(row), &self.dialect) {
@@ -84,6 +84,27 @@ impl Fields {
                 let places = self.places.iter().flatten();
                 Ok(places.map(|place| rows.value(*place, row)).collect())
             }
+        }
+    }
+
+    fn json_field(&self, line: &str, name: &str) -> Result<Value, RowError> {
+        let wrong = |found: &str| {
+            Err(RowError::new(
+                ErrorKind::Row,
+                format!("expected a JSON value in `{name}`, but found {found}"),
+            ))
+        };
+        match TextField::of(line, name) {
+            Ok(TextField::Found(value)) => match serde_json::from_str(value.get()) {
+                Ok(_) if self.keeps_digits && !is_exact(value) => wrong(
+                    "a number with more digits than 64 bits hold, which is stored only as a text",
+                ),
+                Ok(found) => Ok(found),
+                Err(error) => wrong(wrong_scalar(&error).unwrap_or("another")),
+            },
+            Ok(TextField::Missing) => Ok(Value::Null),
+            Ok(TextField::Repeated) => wrong("the field several times"),
+            Err(_) => wrong("a row that is not an object"),
         }
     }
 
@@ -126,27 +147,6 @@ fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
         }
     };
     names.iter().map(place).collect()
-}
-
-fn json_field(line: &str, name: &str, keeps_digits: bool) -> Result<Value, RowError> {
-    let wrong = |found: &str| {
-        Err(RowError::new(
-            ErrorKind::Row,
-            format!("expected a JSON value in `{name}`, but found {found}"),
-        ))
-    };
-    match TextField::of(line, name) {
-        Ok(TextField::Found(value)) => match serde_json::from_str(value.get()) {
-            Ok(_) if keeps_digits && !is_exact(value) => {
-                wrong("a number with more digits than 64 bits hold, which is stored only as a text")
-            }
-            Ok(found) => Ok(found),
-            Err(error) => wrong(wrong_scalar(&error).unwrap_or("another")),
-        },
-        Ok(TextField::Missing) => Ok(Value::Null),
-        Ok(TextField::Repeated) => wrong("the field several times"),
-        Err(_) => wrong("a row that is not an object"),
-    }
 }
 
 /// An empty field has no value.

@@ -18,7 +18,7 @@ pub use self::csv::dialect::{CsvOptions, Mark};
 pub use self::{
     chunk::{
         CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,
-        ParquetRows, RowReader, RowWriter, Rows, WrittenPiece, mismatched, reading,
+        ParquetRows, Piece, RowReader, RowWriter, Rows, WrittenPiece, mismatched, reading,
     },
     column::{Content, find_column, free_name, has_known_column, is_known},
     csv::{CsvReader, CsvWriter},

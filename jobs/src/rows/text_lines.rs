@@ -146,7 +146,7 @@ mod tests {
     use crate::{
         input::compression::Compression,
         output::answer::{Cell, RowResult, score_column},
-        rows::{CsvWriter, JsonLinesWriter, RowWriter},
+        rows::{CsvWriter, JsonLinesWriter, Piece, RowWriter},
     };
 
     const FILE: &[u8] = b"\xef\xbb\xbfa, \"b\"\r\n\n sep=;\t\n\xff\nc\rd\ne\0\nlast";
@@ -156,7 +156,7 @@ mod tests {
         let target = Compression::None.pack().unwrap();
         let mut writer: Box<dyn RowWriter> = match reader.head() {
             Head::Csv(header) => {
-                Box::new(CsvWriter::new(target, &header, score_column(), true).unwrap())
+                Box::new(CsvWriter::new(target, &header, score_column(), Piece::First).unwrap())
             }
             _ => Box::new(JsonLinesWriter::new(target, score_column())),
         };

@@ -163,17 +163,6 @@ pub struct Dialect {
 impl Dialect {
     pub const QUOTE: u8 = b'"';
 
-    /// The options that state this dialect.
-    pub fn options(&self, has_header: bool) -> CsvOptions {
-        CsvOptions {
-            delimiter: Some(self.delimiter),
-            quote: Some(self.quote.into()),
-            escape: Some(self.escape.into()),
-            null: Some(String::from_utf8_lossy(&self.null).into_owned()),
-            header: Some(has_header),
-        }
-    }
-
     fn is_quoted(&self, raw: &[u8]) -> bool {
         self.quote.is_some() && raw.first().copied() == self.quote
     }

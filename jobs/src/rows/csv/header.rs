@@ -83,15 +83,15 @@ impl OpenedCsv {
         let blank_lines = blank.iter().filter(|byte| **byte == b'\n').count() as u64;
         let line = 1 + u64::from(separator.is_some());
         let mut splitter = Splitter::new(&dialect, MAX_COLUMNS, line + blank_lines);
-        let has_header = options.has_header();
-        let record = first.record(&mut source, &mut splitter, has_header)?;
+        let record = first.record(&mut source, &mut splitter, &options)?;
         let row = &source.bytes()[first.begin..];
-        let names = names(&row[..record.content], record, &splitter, has_header)?;
+        let names = names(&row[..record.content], record, &splitter, &options)?;
         let line_end = match (&row[record.content..record.length], dialect.line_end) {
             ([], LineEnd::LineFeed) => b"\n",
             ([], LineEnd::CarriageReturn) => &b"\r"[..],
             (line_end, _) => line_end,
         };
+        let has_header = options.has_header();
         let (start, used, line) = match has_header {
             true => (
                 first.begin + record.content,
@@ -243,7 +243,7 @@ impl FirstRecord {
             escape: dialect.escape,
             state: FirstState::Before,
         };
-        let (what, max) = limit(options.has_header());
+        let (what, max) = limit(options);
         let mut at = begin;
         loop {
             while let Some(byte) = source.bytes().get(at)
@@ -361,9 +361,9 @@ impl FirstRecord {
         &self,
         source: &mut Source,
         splitter: &mut Splitter,
-        has_header: bool,
+        options: &CsvOptions,
     ) -> Result<Record> {
-        let (what, max) = limit(has_header);
+        let (what, max) = limit(options);
         if self.state == FirstState::Before {
             return Err(Error::invalid(format!(
                 "expected {what}, but found only empty lines"
@@ -383,8 +383,8 @@ impl FirstRecord {
 }
 
 /// The first record's kind, and its maximum bytes.
-fn limit(has_header: bool) -> (&'static str, usize) {
-    match has_header {
+fn limit(options: &CsvOptions) -> (&'static str, usize) {
+    match options.has_header() {
         true => ("a header", MAX_HEADER_BYTES),
         false => ("a first row", MAX_ROW_BYTES),
     }
@@ -402,22 +402,22 @@ fn names(
     content: &[u8],
     record: Record,
     splitter: &Splitter,
-    has_header: bool,
+    options: &CsvOptions,
 ) -> Result<Vec<String>> {
-    let (what, _) = limit(has_header);
+    let (what, _) = limit(options);
     if record.fields > MAX_COLUMNS {
         return Err(Error::invalid(format!(
             "expected {what} of at most {MAX_COLUMNS} columns, but found {}",
             record.fields
         )));
     }
-    if let Some(byte) = foreign_byte(content, has_header) {
+    if let Some(byte) = foreign_byte(content, options) {
         return Err(Error::invalid(format!(
             "expected {what} in UTF-8, but found the byte 0x{byte:02x}"
         ))
         .with_hint("convert the file, such as with `iconv`"));
     }
-    if !has_header {
+    if !options.has_header() {
         let numbers = 1..=record.fields;
         return Ok(numbers.map(|number| format!("column{number}")).collect());
     }
@@ -433,10 +433,10 @@ fn names(
 }
 
 /// A byte that is not in UTF-8. Text in UTF-16 has NUL in every other place.
-fn foreign_byte(content: &[u8], has_header: bool) -> Option<u8> {
+fn foreign_byte(content: &[u8], options: &CsvOptions) -> Option<u8> {
     match std::str::from_utf8(content) {
         _ if content.contains(&0) => Some(0),
-        Err(error) if has_header => Some(content[error.valid_up_to()]),
+        Err(error) if options.has_header() => Some(content[error.valid_up_to()]),
         _ => None,
     }
 }

@@ -11,12 +11,12 @@ use std::{collections::BTreeSet, io::Read};
 
 use super::{
     chunk::{
-        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, CsvRow, Head, Layout, RowReader, RowWriter,
-        Rows, WrittenPiece, mismatched,
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, CsvRow, Head, Layout, Piece, RowReader,
+        RowWriter, Rows, WrittenPiece, mismatched,
     },
     column::{Content, find_column, free_name, is_known},
     csv::{
-        dialect::Dialect,
+        dialect::{CsvOptions, Dialect},
         header::OpenedCsv,
         records::{Record, Splitter},
         source::Source,
@@ -184,16 +184,11 @@ pub struct CsvWriter {
 }
 
 impl CsvWriter {
-    /// Writes rows with the delimiter in `header`, and the header too if `with_header` is set.
+    /// Writes rows with the delimiter in `header`, and the header too in the first piece.
     ///
     /// # Errors
     /// The output has another delimiter, and the dialect cannot state all fields with it.
-    pub fn new(
-        target: Packer,
-        header: &CsvHeader,
-        columns: Columns,
-        with_header: bool,
-    ) -> Result<Self> {
+    pub fn new(target: Packer, header: &CsvHeader, columns: Columns, piece: Piece) -> Result<Self> {
         let dialect = header.written_dialect()?;
         let names = header.answers(&columns).collect();
         let mut writer = Self {
@@ -204,7 +199,7 @@ impl CsvWriter {
             columns,
             names,
         };
-        if with_header {
+        if piece == Piece::First {
             writer.write_header()?;
         }
         Ok(writer)
@@ -372,6 +367,17 @@ fn write_result(
 }
 
 impl CsvHeader {
+    /// The options that state how the file is read.
+    pub fn options(&self) -> CsvOptions {
+        CsvOptions {
+            delimiter: Some(self.dialect.delimiter),
+            quote: Some(self.dialect.quote.into()),
+            escape: Some(self.dialect.escape.into()),
+            null: Some(String::from_utf8_lossy(&self.dialect.null).into_owned()),
+            header: Some(self.has_header),
+        }
+    }
+
     /// Names for the added columns, none of which the file uses. Many databases ignore case.
     fn answers(&self, columns: &[Column]) -> impl Iterator<Item = String> {
         let is_taken = |name: &str| {

@@ -221,7 +221,8 @@ impl Splitter {
         let at = self.scan.at;
         match self.scan.place {
             Place::Quoted => self.step_quoted(class),
-            Place::Escape { is_quoted } => self.step_escaped(class, is_quoted)?,
+            Place::Escape { is_quoted: true } => self.step_escaped(class, Place::Quoted)?,
+            Place::Escape { is_quoted: false } => self.step_escaped(class, Place::Unquoted)?,
             Place::CarriageReturn(start) => match class {
                 Class::CarriageReturn => {}
                 Class::LineFeed => {
@@ -274,9 +275,10 @@ impl Splitter {
         }
     }
 
-    fn step_escaped(&mut self, class: Class, is_quoted: bool) -> Result<()> {
+    /// The character after an escape at this `place`.
+    fn step_escaped(&mut self, class: Class, place: Place) -> Result<()> {
         if matches!(class, Class::CarriageReturn | Class::LineFeed) {
-            if !is_quoted && self.dialect.quote.is_some() {
+            if place == Place::Unquoted && self.dialect.quote.is_some() {
                 return Err(self.escaped_line_end());
             }
             self.count_line_end(class);
@@ -285,10 +287,7 @@ impl Splitter {
                 return Ok(());
             }
         }
-        self.scan.place = match is_quoted {
-            true => Place::Quoted,
-            false => Place::Unquoted,
-        };
+        self.scan.place = place;
         Ok(())
     }
 
