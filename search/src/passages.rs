@@ -22,7 +22,7 @@ pub fn passages(extension: &str, text: &str) -> Vec<(u32, String)> {
     let (mut found, mut read, mut read_lines) = (Vec::<(u32, String)>::new(), 0, 1);
     // Adds a block after those before: to the last passage if that has fewer than `limit` characters.
     let add = |start: usize, block: &str, mut limit: usize| {
-        read_lines += line_ends(&text[read..start]);
+        read_lines += line_ends(&text.as_bytes()[read..start]);
         read = start;
         let mut line = read_lines;
         for piece in pieces(block) {
@@ -32,9 +32,9 @@ pub fn passages(extension: &str, text: &str) -> Vec<(u32, String)> {
             match found.last_mut().map(|(_, text)| text) {
                 _ if text.is_empty() => {}
                 Some(last) if characters(last) < room => *last = format!("{last}\n\n{text}"),
-                _ => found.push((line + line_ends(blank), text.to_owned())),
+                _ => found.push((line + line_ends(blank.as_bytes()), text.to_owned())),
             }
-            line += line_ends(piece);
+            line += line_ends(piece.as_bytes());
             limit = SHORT;
         }
     };
@@ -111,8 +111,8 @@ fn is_among(names: &str, name: &str) -> bool {
     names.split(' ').any(|known| known == name)
 }
 
-fn line_ends(text: &str) -> u32 {
-    text.matches('\n').count() as u32
+fn line_ends(bytes: &[u8]) -> u32 {
+    bytes.iter().filter(|byte| **byte == b'\n').count() as u32
 }
 
 fn characters(text: &str) -> usize {
