@@ -15,7 +15,6 @@ use kivu::error::{Error, Result};
 /// Maximum ratio between a text's unpacked and packed size; outputs below [`MIN_CHECKED_BYTES`] are not checked.
 const MAX_RATIO: u64 = 400;
 const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
-const FAILED: &str = "cannot write the output";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Compression {
