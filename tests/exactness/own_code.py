@@ -8,7 +8,8 @@ import transformers
 from kinds import JINA_V5
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-FLOAT32 = {"dtype": torch.float32}
+# Of models; `reference.py` changes it.
+PRECISION = {"dtype": torch.float32}
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/models"
 
 
@@ -34,7 +35,7 @@ def jina_v5(folder, name):
             base = JINA_V5[name]
             own = ("architectures", "auto_map", "model_type", "task_names")
             config = getattr(transformers, f"{base}Config")(**{key: value for key, value in settings.items() if key not in own})
-            self.model = getattr(transformers, f"{base}Model").from_pretrained(folder, config=config, **FLOAT32).eval()
+            self.model = getattr(transformers, f"{base}Model").from_pretrained(folder, config=config, **PRECISION).eval()
             self.add_adapter(Path("adapters", task), folder)
             # `AutoTokenizer` of version 5 makes another one from the vocabulary.
             self.tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
@@ -79,7 +80,7 @@ class PairRanker:
         if not name.endswith(kind.__name__.removeprefix("AutoModel")):
             raise ValueError(f"code for another class than {name}")
         self.words = AutoTokenizer.from_pretrained(folder)
-        self.model = kind.from_pretrained(folder, **FLOAT32).eval()
+        self.model = kind.from_pretrained(folder, **PRECISION).eval()
         self.limit = min(self.words.model_max_length, self.model.config.max_position_embeddings)
 
     def ids(self, text, longest=None):

@@ -8,6 +8,7 @@ import own_code
 import torch
 import transformers
 from kinds import JINA_V5, LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, tagged, task_of
+from own_code import PRECISION
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from transformers import (
     AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoProcessor, AutoTokenizer,
@@ -15,8 +16,6 @@ from transformers import (
 )
 
 IS_OLD = transformers.__version__.startswith("4.")
-# Of models.
-PRECISION = {"dtype": torch.float32}
 KEYS = tomllib.loads((Path(__file__).parents[2] / "compiler/src/keys/keys.toml").read_text())["encoder"]
 
 
