@@ -714,7 +714,7 @@ mod tests {
             json!({"tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>"}),
         );
         write(SPECIAL_FILE, json!({"bos_token": {"content": "<b>"}}));
-        let added = |id: u32, content: &str| vocabularies::added(content, &json!(id), false);
+        let added = |id: u32, content: &str| vocabularies::added(content, &json!(id));
         write(
             TOKENIZER,
             json!({

@@ -30,8 +30,9 @@ const LINKED: [&str; 15] = [
     "text/src",
 ];
 
-/// What has state: values that are made once or changed later, generators of random numbers, and points in time in fields.
-const STATE: &str = r"(?m)\b(?:OnceLock|LazyLock|OnceCell|SetOnce|LazyClient|Mutex|RwLock)<|\bAtomic(?:Bool|[IU]\w+)\b|thread_local!|\bfastrand::|\bUuid::new_v4|\bgetrandom::|^ *(?:pub )?\w+: (?:Option<)?(?:Instant|SystemTime|Timestamp)>?,$";
+/// What has state: values that are made once or changed later, unless they are another's, generators of random numbers, and
+/// points in time in fields.
+const STATE: &str = r"(?m)(?:^|[^&\w])(?:OnceLock|LazyLock|OnceCell|SetOnce|LazyClient|Mutex|RwLock)<|\bAtomic(?:Bool|[IU]\w+)\b|thread_local!|\bfastrand::|\bUuid::new_v4|\bgetrandom::|^ *(?:pub )?\w+: (?:Option<)?(?:Instant|SystemTime|Timestamp)>?,$";
 
 /// The rows of the table in `docs/design.md`, with the files that have such state.
 const RENEWED: [(&str, &[&str]); 7] = [
