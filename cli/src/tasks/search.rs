@@ -1,6 +1,9 @@
 //! `kivu search`: passages of text files that are near to a question.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{self, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 
@@ -16,6 +19,7 @@ use kivu::{
     config::Config,
     error::{Error, Result},
     pipeline::Task,
+    repository::bundle::Home,
 };
 use kivu_compiler::library::model_library::ModelLibrary;
 
@@ -94,12 +98,17 @@ fn print_hits(arguments: &Arguments, mut config: Config, services: &Services) ->
     arguments.format.print(&found, print)
 }
 
-/// The name of a ranking model on this machine that reads question and passage together.
+/// The bundle of a ranking model on this machine that reads question and passage together. What it was built from may be
+/// gone.
 fn built_ranker(config: &Config) -> Option<String> {
     let mut models = ModelLibrary::new(config).list().into_iter();
     let ranker = models.find(|entry| {
         let manifest = entry.bundle.manifest();
         manifest.task == Task::TextRanking && manifest.settings.embedding().is_none()
-    });
-    ranker.map(|entry| entry.name)
+    })?;
+    let Home::Folder(folder) = ranker.bundle.home() else {
+        return None;
+    };
+    // A relative path may look like a repository's name.
+    Some(path::absolute(folder).ok()?.to_str()?.to_owned())
 }

@@ -161,6 +161,27 @@ fn search_finds_passages_and_embeds_only_files_that_changed() {
     );
 }
 
+#[test]
+fn a_built_ranking_model_is_used_when_its_source_is_gone() {
+    let [home, folder, models] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let text = "A password is changed in the settings.";
+    fs::write(folder.path().join("a.txt"), text).unwrap();
+    let score = || {
+        let (answer, _) = found(&search(home.path(), folder.path(), &["--json"]));
+        answer["hits"][0]["score"].as_f64().unwrap()
+    };
+    let cosine = score();
+    let source = models.path().join("rank");
+    let fixture = root().join("tests/fixtures/models/tiny-bert-rank");
+    succeed(Command::new("cp").arg("-r").arg(fixture).arg(&source));
+    let mut run = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    run.arg("run").arg(&source);
+    run.args([text, "--query", "settings", "--precision", "fp32"]);
+    succeed(run.env("KIVU_HOME", home.path()).stdin(Stdio::null()));
+    fs::remove_dir_all(&source).unwrap();
+    assert_ne!(score(), cosine);
+}
+
 /// Runs the query of docs/command-line.md, by which the first passage of an index is the nearest to itself.
 fn nearest_in_duckdb(index: &Path) {
     let Some(python) = interpreter("TEST_ENGINES", "duckdb") else {
