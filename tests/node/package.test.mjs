@@ -181,7 +181,7 @@ test("extractions are the server's, with the order of names", async () => {
   const single = await extract.extract(PEOPLE[0], { entities: ["place"] }, { confidence: true });
   assert.deepEqual(single, (await served("/gliner-2", one)).result);
   const ner = await model("ner");
-  await assert.rejects(ner.extract("a", { entities: ["b"] }), /a model that reads schemas for `schema`/);
+  await assert.rejects(ner.extract("a", { entities: ["b"] }), /`schema` is not supported: `ner` has labels of its own/);
   await assert.rejects(extract.extract("a", { entity: ["b"] }), /unknown field in `schema`: `entity`/);
 });
 

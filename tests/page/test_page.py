@@ -162,6 +162,8 @@ class PageTest(unittest.TestCase):
     def settle(self):
         """Waits for result, durations and tokens, then checks the page."""
         page = self.page
+        # An earlier result is shown until then.
+        expect(page.locator("#run")).not_to_have_attribute("aria-busy", "true")
         expect(page.get_by_role("status").first).to_contain_text("answered in")
         expect(page.locator("#token-count")).to_contain_text("tokens")
         expect(page.get_by_role("heading", name="Time")).to_be_visible()

@@ -375,7 +375,7 @@ class ToOpenSearch(Base):
 class Options(Base):
     def test_options_without_effect_are_refused(self):
         source = self.source(texts(3))
-        self.assertIn("with `--id`", self.refusal(source, self.folder / "out.jsonl", "--id", "key"))
+        self.assertIn("`--id` is for a database", self.refusal(source, self.folder / "out.jsonl", "--id", "key"))
         done = kivu("", "batch", "-", "s3vectors://vectors/docs", "--model", BUNDLE, check=False, env=self.env)
         self.assertIn("expected `--failed FILE`", done.stderr)
 
