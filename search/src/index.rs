@@ -61,9 +61,7 @@ pub fn read(path: &Path, origin: &str) -> Result<Vec<Row>> {
     }
     let reader = ParquetRecordBatchReaderBuilder::try_new(regular_file::open(path)?)?;
     if *reader.schema() != table(&[], origin)?.schema() {
-        return Err(Error::other(
-            "it is of another model or version, or of other settings",
-        ));
+        return Err(Error::other("it is of another model, version or settings"));
     }
     for batch in reader.build()? {
         let batch = batch.map_err(Error::other)?;
@@ -140,7 +138,7 @@ mod tests {
         let other = read(&path, "n").unwrap_err();
         assert_eq!(
             other.to_string(),
-            "it is of another model or version, or of other settings"
+            "it is of another model, version or settings"
         );
         std::fs::write(&path, "PAR1 no").unwrap();
         assert!(read(&path, "m").is_err());

@@ -1,9 +1,6 @@
 //! `kivu search`: passages of text files that are near to a question.
 
-use std::{
-    path::{self, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -11,7 +8,7 @@ use crate::{
     examples::examples,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
-    services::{Found, Hit, SearchRequest, Services},
+    services::{Hit, SearchRequest, Services},
     terminal::{Format, Progress, print_aside},
 };
 use kivu::{
@@ -19,7 +16,6 @@ use kivu::{
     config::Config,
     error::{Error, Result},
     pipeline::Task,
-    repository::bundle::Home,
 };
 use kivu_compiler::library::model_library::ModelLibrary;
 
@@ -94,8 +90,8 @@ fn print_hits(arguments: &Arguments, mut config: Config, services: &Services) ->
         let (file, line, text) = (&hit.file, hit.line, hit.text.replace('\n', "\n  "));
         format!("{file}:{line}  {:.2}\n  {text}\n", hit.score)
     };
-    let print = |found: &Found| found.hits.iter().map(lines).collect();
-    arguments.format.print(&found, print)
+    let format = arguments.format;
+    format.print(&found, |found| found.hits.iter().map(lines).collect())
 }
 
 /// The bundle of a ranking model on this machine that reads question and passage together. What it was built from may be
@@ -106,9 +102,6 @@ fn built_ranker(config: &Config) -> Option<String> {
         let manifest = entry.bundle.manifest();
         manifest.task == Task::TextRanking && manifest.settings.embedding().is_none()
     })?;
-    let Home::Folder(folder) = ranker.bundle.home() else {
-        return None;
-    };
     // A relative path may look like a repository's name.
-    Some(path::absolute(folder).ok()?.to_str()?.to_owned())
+    Some(std::path::absolute(ranker.path).ok()?.to_str()?.to_owned())
 }

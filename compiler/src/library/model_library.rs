@@ -177,6 +177,8 @@ pub struct Entry {
     pub name: String,
     /// The model's newest bundle.
     pub bundle: Bundle,
+    /// The bundle's folder.
+    pub path: PathBuf,
     /// Compiler version.
     pub version: String,
     /// Build time.
@@ -277,8 +279,7 @@ impl ModelLibrary {
         options: &Options,
         tools: &Tools<'_, P>,
     ) -> Result<Outcome> {
-        let folder = files::create_folder(&self.folder(model)?)?;
-        let _lock = lock(&folder, tools.progress)?;
+        let (folder, _lock) = self.locked_folder(model, tools)?;
         match self.find(model, options)? {
             Some(path) => Ok(Outcome::Known(path)),
             None => self.build_in(&folder, model, options, tools),
@@ -292,9 +293,19 @@ impl ModelLibrary {
         options: &Options,
         tools: &Tools<'_, P>,
     ) -> Result<Outcome> {
-        let folder = files::create_folder(&self.folder(model)?)?;
-        let _lock = lock(&folder, tools.progress)?;
+        let (folder, _lock) = self.locked_folder(model, tools)?;
         self.build_in(&folder, model, options, tools)
+    }
+
+    /// The model's folder, in which no other process builds until the file is dropped.
+    fn locked_folder<P: Progress>(
+        &self,
+        model: &NamedModel,
+        tools: &Tools<'_, P>,
+    ) -> Result<(PathBuf, File)> {
+        let folder = files::create_folder(&self.folder(model)?)?;
+        let lock = lock(&folder, tools.progress)?;
+        Ok((folder, lock))
     }
 
     fn build_in<P: Progress>(
@@ -364,6 +375,7 @@ impl ModelLibrary {
                     entries.push(Entry {
                         name: name.clone(),
                         bundle,
+                        path,
                         version,
                         built,
                     });
