@@ -282,7 +282,7 @@ impl<'a> Model<'a> {
         let tokenizer = Arc::new(self.write_files(&graphs.folder)?);
         let mut settings = self.source.settings.clone();
         let mut storage = self.form(precision).storage().to_owned();
-        if self.source.keeps_attention && precision != Precision::Fp32 {
+        if self.source.keeps_attention && precision == Precision::Int8Blocks {
             storage.push_str("; attention: fp32");
         }
         let (graph, measured) = match &mut settings {

@@ -39,7 +39,7 @@ pub struct Details {
     pub bottlenecks: Option<BottleneckLayers>,
     /// Layers with experts in place of a feed-forward part.
     pub experts: Option<ExpertLayers>,
-    /// Whether 8-bit graphs keep attention's matrices in fp32.
+    /// Whether graphs in `int8-blocks` keep attention's matrices in fp32.
     pub keeps_attention: bool,
     /// Whether a word prediction head adds a bias to its logits.
     pub predicts_with_bias: bool,

@@ -536,9 +536,11 @@ impl Writer<'_> {
         input: &Value,
         inputs: usize,
     ) -> Result<Value> {
-        match self.config.details.keeps_attention {
-            true => self.layers.project_in_fp32(projections, input, inputs),
-            false => self.project(projections, input, inputs),
+        let keeps = self.config.details.keeps_attention;
+        if keeps && self.layers.precision == Precision::Int8Blocks {
+            self.layers.project_in_fp32(projections, input, inputs)
+        } else {
+            self.project(projections, input, inputs)
         }
     }
 

@@ -531,15 +531,22 @@ mod tests {
     }
 
     #[test]
-    fn attention_before_the_privacy_filters_experts_stays_in_fp32() {
-        for (fixture, products) in [("tiny-privacy-filter", 4), ("tiny-nomic-moe", 0)] {
+    fn attention_before_the_privacy_filters_experts_stays_in_fp32_in_blocks() {
+        for (fixture, kept, experts) in [
+            (
+                "tiny-privacy-filter",
+                4,
+                "GatedExperts8Top3InWideBlocksInWideBlocks",
+            ),
+            ("tiny-nomic-moe", 0, "Experts4Top2"),
+        ] {
             let model = Copy::of(fixture);
             let source = open(&Plan {
                 folder: ModelFolder::new(model.0.path()),
                 ..Plan::default()
             });
             let source = source.unwrap();
-            for precision in [Precision::Int8, Precision::Int8Blocks] {
+            for (precision, products) in [(Precision::Int8, 0), (Precision::Int8Blocks, kept)] {
                 let mut graphs = (source.graphs)(precision, LayerForms::Plain).unwrap();
                 let nodes = graphs.remove(0).1.graph.unwrap().node;
                 let called = |name: &str| {
@@ -550,6 +557,8 @@ mod tests {
                 assert_eq!(called("QuantizedLinear") == 0, products > 0);
                 // In fp32, experts have panels.
                 assert!(nodes.iter().all(|node| !node.op_type.contains("InPanels")));
+                let has_small_quads = precision == Precision::Int8;
+                assert_eq!(called(experts) > 0, has_small_quads, "{fixture}");
             }
         }
     }

@@ -69,7 +69,7 @@ pub struct OpenedModel<'a> {
     pub unused_heads: Vec<String>,
     /// Whether the source's own weights are quantized. They are kept, and their quality cannot be measured.
     pub is_quantized: bool,
-    /// Whether 8-bit graphs keep attention's matrices in fp32.
+    /// Whether graphs in `int8-blocks` keep attention's matrices in fp32.
     pub keeps_attention: bool,
     /// Whether the graphs are an export's, whose weights are not written in blocks.
     pub is_export: bool,

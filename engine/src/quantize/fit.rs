@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 
 use super::{
     columns::{Columns, step},
-    rounding::{self, Moments, Permitted, Rounded, Weights},
+    rounding::{self, Moments, Nearest, Permitted, Rounded, Weights},
 };
 use crate::{kernel::LANES, quantize};
 
@@ -88,6 +88,28 @@ pub fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> Fit
     }
 }
 
+/// Rounds a layer's weights, a row per output, without sample inputs.
+pub fn round(weight: &[f32], inputs: usize, form: Form) -> FittedLayer {
+    let Form { block, permitted } = form;
+    let Nearest {
+        integers, scales, ..
+    } = Nearest::new(Weights {
+        values: weight,
+        inputs,
+        block,
+        permitted,
+    });
+    FittedLayer {
+        columns: None,
+        block,
+        rows: quantize::Rows {
+            values: integers.into_iter().map(|integer| integer as i8).collect(),
+            scales,
+        },
+        bias: vec![0.0; weight.len() / inputs],
+    }
+}
+
 /// How a layer is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
@@ -158,6 +180,7 @@ fn quantize_block(block: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::panels::Panels;
 
     const INPUTS: usize = 64;
     const OUTPUTS: usize = 16;
@@ -259,6 +282,28 @@ mod tests {
             );
         }
         assert!(without_values.bias.iter().all(|bias| *bias == 0.0));
+    }
+
+    #[test]
+    fn a_layer_without_samples_gets_the_nearest_small_quads() {
+        let weight = numbers(1, OUTPUTS * INPUTS);
+        for block in [INPUTS, INPUTS / 2] {
+            let FittedLayer {
+                columns,
+                rows: quantize::Rows { values, scales },
+                bias,
+                ..
+            } = round(&weight, INPUTS, form(block));
+            assert!(columns.is_none() && bias.iter().all(|bias| *bias == 0.0));
+            assert_eq!(scales.len(), weight.len() / block);
+            for (place, (weight, integer)) in weight.iter().zip(&values).enumerate() {
+                let steps = weight / scales[place / block];
+                assert!((steps - f32::from(*integer)).abs() <= 1.0, "{place}");
+            }
+            let panels = quantize::panels(&values, INPUTS);
+            let blocks = panels.as_chunks().0.as_chunks().0.to_vec();
+            assert!(Panels::from(blocks).have_small_quads(), "{block}");
+        }
     }
 
     #[test]

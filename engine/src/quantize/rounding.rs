@@ -107,8 +107,8 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     let Weights {
         values,
         inputs,
-        block,
         permitted,
+        ..
     } = weights;
     let Moments {
         means,
@@ -119,22 +119,11 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     diagonal().for_each(|place| covariances[place] += damping);
     let variances: Vec<f32> = diagonal().map(|place| covariances[place]).collect();
     let covariances = Array::from(covariances);
-    // Any scale represents zeros.
-    let positive = |scale| if scale > 0.0 { scale } else { 1.0 };
-    let scales: Vec<f32> = values
-        .chunks_exact(block)
-        .map(|block| positive(scale(block, permitted).value))
-        .collect();
-    let steps: Vec<f32> = scales
-        .iter()
-        .flat_map(|scale| std::iter::repeat_n(*scale, block))
-        .collect();
-    let mut integers: Vec<f32> = values
-        .iter()
-        .zip(&steps)
-        .map(|(weight, step)| nearest(weight / step))
-        .collect();
-    limit_sums(&mut integers, values, &steps, permitted.max_sum());
+    let Nearest {
+        mut integers,
+        scales,
+        steps,
+    } = Nearest::new(weights);
     let errors = |integers: &[f32]| -> Vec<f32> {
         let stored = integers
             .iter()
@@ -187,6 +176,49 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
         integers: integers.into_iter().map(|integer| integer as i8).collect(),
         scales,
         offsets,
+    }
+}
+
+/// The permitted integers that are nearest to the weights, or nearly so where a quad's sum would be too large.
+pub struct Nearest {
+    /// In the weights' order.
+    pub integers: Vec<f32>,
+    /// Per output and block.
+    pub scales: Vec<f32>,
+    /// Each weight's scale.
+    steps: Vec<f32>,
+}
+
+impl Nearest {
+    /// Rounds each block's weights in steps of its [`scale`].
+    pub fn new(weights: Weights<'_>) -> Self {
+        let Weights {
+            values,
+            block,
+            permitted,
+            ..
+        } = weights;
+        // Any scale represents zeros.
+        let positive = |scale| if scale > 0.0 { scale } else { 1.0 };
+        let scales: Vec<f32> = values
+            .chunks_exact(block)
+            .map(|block| positive(scale(block, permitted).value))
+            .collect();
+        let steps: Vec<f32> = scales
+            .iter()
+            .flat_map(|scale| std::iter::repeat_n(*scale, block))
+            .collect();
+        let mut integers: Vec<f32> = values
+            .iter()
+            .zip(&steps)
+            .map(|(weight, step)| nearest(weight / step))
+            .collect();
+        limit_sums(&mut integers, values, &steps, permitted.max_sum());
+        Self {
+            integers,
+            scales,
+            steps,
+        }
     }
 }
 

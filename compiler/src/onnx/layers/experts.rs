@@ -145,7 +145,13 @@ impl Layers<'_> {
         };
         let (mut storages, mut suffixes) = ([Storage::Matrix; 2], String::new());
         for expert in 0..count {
-            let [up, down] = layers.map(|layer| self.store(&layer.of(name, expert), None));
+            let [up, down] = layers.map(|layer| {
+                let layer = layer.of(name, expert);
+                match kind {
+                    ExpertKind::Plain => self.store(&layer, None),
+                    ExpertKind::Gated(_) => self.store_in_small_quads(&layer),
+                }
+            });
             suffixes = format!("{}{}", up.suffix, down.suffix);
             storages = [up.storage, down.storage];
             constants.extend(up.constants.into_iter().chain(down.constants));

@@ -2,7 +2,11 @@
 
 use kivu_engine::{
     kernel::{COLUMNS, GROUP, LANES},
-    quantize::{columns::Columns, fit::FittedLayer},
+    quantize::{
+        columns::Columns,
+        fit::{FittedLayer, Form, round},
+        rounding::Permitted,
+    },
 };
 
 use super::Layers;
@@ -373,6 +377,20 @@ impl Layers<'_> {
         let weight = quantize::transpose(weight, *inputs);
         let weight = self.graph.floats(name, &[*inputs, *outputs], &weight);
         (Storage::Matrix, weight)
+    }
+
+    /// Like [`store`](Self::store), for a layer that many rows pass, but too few samples. In int8, its weights have
+    /// [small quads](kivu_engine::kernel#small-quads), unless they were quantized before.
+    pub fn store_in_small_quads(&mut self, layer: &Linear) -> Stored {
+        let Linear { inputs, weight, .. } = layer;
+        let is_rounded =
+            self.precision == Precision::Int8 && !quantize::was_quantized(weight, *inputs);
+        let form = Form {
+            block: *inputs,
+            permitted: Permitted::SmallQuads,
+        };
+        let rounded = is_rounded.then(|| round(weight, *inputs, form));
+        self.store(layer, rounded.as_ref())
     }
 
     /// A linear layer's weights in the order in which the native engine's kernels read them. In int8, each output, or each
