@@ -7,7 +7,14 @@ pub use std::time::Instant;
 pub use self::stopped::Instant;
 
 #[cfg(not(target_family = "wasm"))]
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The time since 1970.
+#[cfg(not(target_family = "wasm"))]
+pub fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
 
 /// A time by two clocks: the monotonic one may stop while a function is frozen or a snapshot, the other may be set.
 #[cfg(not(target_family = "wasm"))]

@@ -53,6 +53,14 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     String::from_utf8(read_text(path)?).map_err(invalid)
 }
 
+/// What a file operation returned; `None` if the file does not exist.
+pub fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// Copies a file's contents and mode to a new or emptied one.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let (mut source, mut target) = (open(from)?, File::create(to)?);

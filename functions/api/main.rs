@@ -11,13 +11,14 @@ use std::{
     env,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, OnceLock},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
     backend::Deadline,
+    clock,
     cloud::Cloud,
     config::{Config, Limits, LogFormat, OtlpConfig},
     model::Catalog,
@@ -353,10 +354,8 @@ fn prepare(mut request: Request) -> Request {
         request.extensions_mut().insert(GatewayVerified);
     }
     if let Some(context) = request.lambda_context_ref() {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let left = Duration::from_millis(context.deadline).checked_sub(now);
+        let deadline = Duration::from_millis(context.deadline);
+        let left = deadline.checked_sub(clock::since_1970());
         if let Some(left) = left.filter(|left| *left < MAX_TIME_LEFT) {
             request
                 .extensions_mut()

@@ -7,11 +7,12 @@ mod snapshot;
 use std::{
     env,
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
+    clock,
     cloud::Cloud,
     config::{Config, Limits, LogFormat, OtlpConfig},
     model::{Catalog, Model},
@@ -141,10 +142,7 @@ impl Restorable for Function {
 
 /// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.
 fn deadline(ms: u64) -> Option<Instant> {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let left = Duration::from_millis(ms).checked_sub(now)?;
+    let left = Duration::from_millis(ms).checked_sub(clock::since_1970())?;
     (left < MAX_TIME_LEFT).then(|| Instant::now() + left)
 }
 

@@ -33,12 +33,12 @@ pub struct Destination {
 impl Destination {
     /// Checks that nothing would be lost at `out`; otherwise, the error names the files.
     pub fn new(out: &Path) -> Result<Self> {
-        let path = match fs::symlink_metadata(out) {
-            Ok(_) => {
+        let found = regular_file::if_exists(fs::symlink_metadata(out));
+        let path = match found.map_err(Error::cannot("read", out.display()))? {
+            Some(_) => {
                 fs::canonicalize(out).map_err(Error::cannot("follow the link", out.display()))?
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => out.to_owned(),
-            Err(error) => return Err(Error::cannot("read", out.display())(error)),
+            None => out.to_owned(),
         };
         let destination = Self {
             name: out.to_owned(),
@@ -283,17 +283,12 @@ fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
         .map(Path::new);
     let mut folders = BTreeSet::new();
     for name in names {
-        match fs::remove_file(folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => folders.extend(name.ancestors().skip(1)),
-        }
+        regular_file::if_exists(fs::remove_file(folder.join(name)))?;
+        folders.extend(name.ancestors().skip(1));
     }
     // Inner folders sort after outer ones; the bundle's own folder is removed last.
     for name in folders.into_iter().rev() {
-        match fs::remove_dir(folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        regular_file::if_exists(fs::remove_dir(folder.join(name)))?;
     }
     Ok(())
 }

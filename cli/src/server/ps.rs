@@ -1,9 +1,6 @@
 //! `kivu ps`: the models of a running server.
 
-use std::{
-    process::ExitCode,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{process::ExitCode, time::Duration};
 
 use axum::body::Body;
 use clap::Args;
@@ -15,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{examples::examples, library::models::age, terminal::Format};
 use kivu::{
     address::{shown, without_user},
+    clock,
     config::Config,
     error::{Error, Result},
 };
@@ -102,10 +100,7 @@ fn lines(rows: &[Row]) -> Vec<String> {
         "{:width$}  {:24}  {:9}  {:>10}  LAST USE",
         "NAME", "TASK", "STATE", "MEMORY"
     );
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs_f64();
+    let now = clock::since_1970().as_secs_f64();
     let rows = rows.iter().map(|row| row.line(width, now));
     [head].into_iter().chain(rows).collect()
 }

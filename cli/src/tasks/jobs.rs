@@ -1,9 +1,6 @@
 //! `kivu jobs`: jobs with outputs in S3.
 
-use std::{
-    process::ExitCode,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::process::ExitCode;
 
 use clap::Args;
 
@@ -12,7 +9,7 @@ use crate::{
     library::models::age,
     terminal::{Format, print_aside},
 };
-use kivu::{cloud::Cloud, error::Result, repository::s3::Url};
+use kivu::{clock, cloud::Cloud, error::Result, repository::s3::Url};
 use kivu_jobs::{JobState, ListedJob, list};
 
 /// List jobs with outputs in S3: running, waiting, stale, failed and finished ones
@@ -47,10 +44,7 @@ pub fn run(arguments: &Arguments, cloud: &Cloud) -> Result<ExitCode> {
 }
 
 fn lines(jobs: &[ListedJob]) -> Vec<String> {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
+    let now = clock::since_1970().as_secs();
     let head = format!(
         "{:8}  {:>10}  {:>8}  {:26}  OUTPUT",
         "STATE", "ROWS", "ERRORS", ""

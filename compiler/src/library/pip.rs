@@ -67,13 +67,11 @@ pub fn package(
 /// Removes an unpacked package. Renames it first, so that no other process finds a partial one.
 fn discard(folder: &Path) -> Result<()> {
     let scratch = Scratch::new_in(folder.parent().unwrap_or(Path::new(".")))?;
-    match fs::rename(folder, scratch.path().join("damaged")) {
-        // Another process has discarded it.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::cannot("remove", folder.display())(error))
-        }
-        _ => Ok(()),
-    }
+    // Another process may have discarded it.
+    let renamed = regular_file::if_exists(fs::rename(folder, scratch.path().join("damaged")));
+    renamed
+        .map(drop)
+        .map_err(Error::cannot("remove", folder.display()))
 }
 
 fn download_and_unpack(

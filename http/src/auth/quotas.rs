@@ -3,13 +3,13 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex as SyncMutex},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use tokio::sync::Mutex;
 
 use kivu::{
-    clock::Timestamp,
+    clock::{self, Timestamp},
     cloud::{Claim, Cloud, QuotaTable},
     config::AuthConfig,
     error::Result,
@@ -139,9 +139,7 @@ pub fn until_tomorrow() -> Duration {
 
 /// Days since 1970, and the time since the last one began, in UTC.
 fn time_of_day() -> (u64, Duration) {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = clock::since_1970();
     let day = now.as_secs() / DAY.as_secs();
     (day, now - Duration::from_secs(day * DAY.as_secs()))
 }

@@ -1,10 +1,7 @@
 //! NVIDIA's `/v1/chat/completions` for models that find personal data: a text's entities as an assistant's message. No
 //! text is generated.
 
-use std::{
-    collections::BTreeSet,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,6 +13,7 @@ use crate::bodies::{
     response::with_usage,
 };
 use kivu::{
+    clock,
     error::{Error, Result, quoted},
     json::Content,
     model::Pipeline,
@@ -313,19 +311,12 @@ impl ChatRequest {
     }
 }
 
-/// Seconds since 1970.
-pub fn created_now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_secs())
-}
-
 impl<'a> ChatCompletion<'a> {
     fn new(model: &'a str, content: String, usage: &Usage) -> Self {
         Self {
             id: format!("chatcmpl-{}", uuid::Uuid::new_v4().simple()),
             object: "chat.completion",
-            created: created_now(),
+            created: clock::since_1970().as_secs(),
             model,
             choices: [Choice {
                 index: 0,

@@ -6,7 +6,6 @@ use futures::{StreamExt, TryStreamExt, stream};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::chat::created_now;
 use crate::{
     bodies::{
         inputs,
@@ -18,6 +17,7 @@ use crate::{
     tasks::ranking::raw_scores,
 };
 use kivu::{
+    clock,
     error::{Error, Result},
     json::Content,
     json_schemas::Texts,
@@ -133,7 +133,7 @@ pub async fn score(JsonRequest(context, body): JsonRequest<ScoreRequest>) -> Api
     let response = ScoreResponse {
         id: format!("score-{}", uuid::Uuid::new_v4().simple()),
         object: "list",
-        created: created_now(),
+        created: clock::since_1970().as_secs(),
         model: &model.name,
         data: scores.into_iter().enumerate().map(score).collect(),
         usage: TokenUsage::of(&usage),

@@ -4,7 +4,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::chat::created_now;
 use crate::{
     bodies::{
         inputs,
@@ -16,6 +15,7 @@ use crate::{
     tasks::classification::score_function,
 };
 use kivu::{
+    clock,
     json::{Content, Kind},
     json_schemas::Texts,
     pipeline::{
@@ -124,7 +124,7 @@ pub async fn classify(JsonRequest(context, body): JsonRequest<LabelsRequest>) ->
     let response = LabelsResponse {
         id: format!("classify-{}", uuid::Uuid::new_v4().simple()),
         object: "list",
-        created: created_now(),
+        created: clock::since_1970().as_secs(),
         model: &model.name,
         data: scores.rows.into_iter().enumerate().map(label).collect(),
         usage: TokenUsage::of(&scores.usage),

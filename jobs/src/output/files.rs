@@ -15,21 +15,16 @@ use kivu::{
 
 /// Metadata for `path` without following links; `None` if it does not exist.
 pub fn lookup(path: &Path) -> Result<Option<Metadata>> {
-    match fs::symlink_metadata(path) {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::cannot("access", path.display())(error)),
-    }
+    regular_file::if_exists(fs::symlink_metadata(path))
+        .map_err(Error::cannot("access", path.display()))
 }
 
 /// Removes a file, if it exists.
 pub fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::cannot("remove", path.display())(error))
-        }
-        _ => Ok(()),
-    }
+    let removed = regular_file::if_exists(fs::remove_file(path));
+    removed
+        .map(drop)
+        .map_err(Error::cannot("remove", path.display()))
 }
 
 /// Renames a file unless `to` exists, atomically if the file system supports it.

@@ -162,18 +162,16 @@ impl OutputFile {
         if !found.is_file() {
             return Err(self.unexpected(&self.checkpoint));
         }
-        match regular_file::read(&self.checkpoint) {
-            Ok(bytes) => {
-                let (state, waiting) = parse(&bytes, &self.checkpoint.display())?;
-                Ok(Some(StoredCheckpoint {
-                    state,
-                    waiting,
-                    bytes,
-                }))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.failed()(error)),
-        }
+        let read = regular_file::if_exists(regular_file::read(&self.checkpoint));
+        let Some(bytes) = read.map_err(self.failed())? else {
+            return Ok(None);
+        };
+        let (state, waiting) = parse(&bytes, &self.checkpoint.display())?;
+        Ok(Some(StoredCheckpoint {
+            state,
+            waiting,
+            bytes,
+        }))
     }
 
     /// Refuses files with these names without a checkpoint, since Kivu may not have written them.

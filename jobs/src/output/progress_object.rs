@@ -3,13 +3,14 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::{checkpoint::State, report::Progress};
 use kivu::{
+    clock,
     error::Result,
     repository::s3::{Condition, Store, Url, fit_key},
     telemetry::job::record_speed,
@@ -203,10 +204,7 @@ impl ProgressObject {
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
+    clock::since_1970().as_secs()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
         Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use tokio::sync::Notify;
@@ -17,7 +17,7 @@ use crate::{
     model::{Model, loaded::Listed},
     repository::{Manifest, bundle::Home},
 };
-use kivu_base::error::Message;
+use kivu_base::{clock, error::Message};
 use kivu_core::pipeline::seq2seq::Directions;
 
 /// The pause before a model that could not be loaded is tried again.
@@ -396,8 +396,5 @@ impl Drop for ModelLease {
 }
 
 fn now_ms() -> u64 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(clock::since_1970().as_millis()).unwrap_or(u64::MAX)
 }

@@ -122,10 +122,7 @@ impl RepositoryCache {
         create_parent(&link)?;
         let failed = || Error::cannot("create the link", link.display());
         // A link to another blob, or a copy.
-        match fs::remove_file(&link) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed()(error)),
-            _ => {}
-        }
+        regular_file::if_exists(fs::remove_file(&link)).map_err(failed())?;
         match symlink(&target, &link) {
             // Another process has created it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -147,12 +144,8 @@ impl RepositoryCache {
             .map(|blob| blob.len())
             .sum();
         for folder in [&self.folder, &self.locks] {
-            match fs::remove_dir_all(folder) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(Error::cannot("remove", folder.display())(error));
-                }
-                _ => {}
-            }
+            regular_file::if_exists(fs::remove_dir_all(folder))
+                .map_err(Error::cannot("remove", folder.display()))?;
         }
         Ok(Some(bytes))
     }
