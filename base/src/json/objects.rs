@@ -9,7 +9,6 @@ use serde::{
         DeserializeSeed, Error as _, IntoDeserializer, MapAccess, SeqAccess, Visitor,
         value::UnitDeserializer,
     },
-    forward_to_deserialize_any,
 };
 
 use super::{
@@ -259,13 +258,12 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for ObjectFields<A> {
     ) -> Result<Option<S::Value>, A::Error> {
         let key = if self.known.is_empty() {
             self.fields.next_key_seed(Objects::new(seed))?
+        } else if let Some(name) = self.fields.next_key::<String>()? {
+            self.found = Found::of(&name, self.known);
+            let key: Result<_, A::Error> = seed.deserialize(name.into_deserializer());
+            Some(key?)
         } else {
-            let (known, found) = (self.known, &mut self.found);
-            self.fields.next_key_seed(Name {
-                inner: seed,
-                known,
-                found,
-            })?
+            None
         };
         if key.is_some() {
             take_value()?;
@@ -279,67 +277,6 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for ObjectFields<A> {
 
     fn size_hint(&self) -> Option<usize> {
         self.fields.size_hint()
-    }
-}
-
-/// A seed for a field's name, its deserializer and its visitor, which look the name up.
-struct Name<'a, T> {
-    inner: T,
-    known: Known,
-    found: &'a mut Found,
-}
-
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Name<'_, S> {
-    type Value = S::Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
-        let (known, found) = (self.known, self.found);
-        self.inner.deserialize(Name {
-            inner: deserializer,
-            known,
-            found,
-        })
-    }
-}
-
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Name<'_, D> {
-    type Error = D::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        let (known, found) = (self.known, self.found);
-        self.inner.deserialize_str(Name {
-            inner: visitor,
-            known,
-            found,
-        })
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
-    }
-}
-
-impl<'de, V: Visitor<'de>> Visitor<'de> for Name<'_, V> {
-    type Value = V::Value;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.expecting(formatter)
-    }
-
-    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<V::Value, E> {
-        *self.found = Found::of(name, self.known);
-        self.inner.visit_str(name)
-    }
-
-    fn visit_borrowed_str<E: serde::de::Error>(self, name: &'de str) -> Result<V::Value, E> {
-        *self.found = Found::of(name, self.known);
-        self.inner.visit_borrowed_str(name)
-    }
-
-    fn visit_string<E: serde::de::Error>(self, name: String) -> Result<V::Value, E> {
-        *self.found = Found::of(&name, self.known);
-        self.inner.visit_string(name)
     }
 }
 
