@@ -1,23 +1,22 @@
 //! Computes a linear layer's per-output maxima over each text's tokens.
 
-use super::{MAX_BLOCK_ROWS, Run, Scratch};
+use super::{MAX_BLOCK_ROWS, Scratch, Work};
 use crate::{
     kernel::{Kernel, LANES},
     linear::layer,
     numbers::Numbers,
-    program::{Largest, Program},
+    program::Largest,
 };
 
 /// Computes the per-output maximum over each text, for one output range.
 #[inline(always)]
-pub fn largest_outputs<K: Kernel>(
-    kernel: K,
-    run: &Run,
-    program: &Program,
-    largest: &Largest,
-    task: usize,
-    scratch: &mut Scratch,
-) {
+pub fn largest_outputs<K: Kernel>(kernel: K, largest: &Largest, work: Work<'_>) {
+    let Work {
+        run,
+        program,
+        task,
+        scratch,
+    } = work;
     let Scratch {
         values, quantized, ..
     } = scratch;

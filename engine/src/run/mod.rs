@@ -75,6 +75,14 @@ pub struct Run {
 /// Parts per slot: row blocks, for attention a part per text and head, and for experts a part per expert.
 pub type Values = Vec<Vec<RwLock<Numbers>>>;
 
+/// A stage's task in a run.
+struct Work<'a> {
+    run: &'a Run,
+    program: &'a Program,
+    task: usize,
+    scratch: &'a mut Scratch,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct HeadTask {
     text: usize,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Observer, Run, Scratch, Token, experts::combine};
+use super::{Observer, Run, Scratch, Token, Work, experts::combine};
 use crate::{
     adapters::adapt,
     experts::route,
@@ -11,22 +11,21 @@ use crate::{
     math::{activate, gate, normalize},
     numbers::Numbers,
     program::{
-        Adapters, Convolution, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table,
-        Value, ValueId,
+        Adapters, Convolution, Index, Load, Per, Pooling, RowOperation, RowStage, Table, Value,
+        ValueId,
     },
 };
 
 /// Executes a row stage for one block.
 #[expect(clippy::too_many_lines, reason = "one arm for each operation")]
 #[inline(always)]
-pub fn rows<K: Kernel>(
-    kernel: K,
-    run: &Run,
-    program: &Program,
-    stage: &RowStage,
-    block: usize,
-    scratch: &mut Scratch,
-) {
+pub fn rows<K: Kernel>(kernel: K, stage: &RowStage, work: Work<'_>) {
+    let Work {
+        run,
+        program,
+        task: block,
+        scratch,
+    } = work;
     let Scratch {
         values,
         quantized,

@@ -1,22 +1,17 @@
 //! Scores for a text, its words or its word spans.
 
-use super::{Run, Scratch};
-use crate::{
-    heads::spans::LabelKind,
-    kernel::Kernel,
-    program::{Program, SpanHead},
-};
+use super::{Run, Work};
+use crate::{heads::spans::LabelKind, kernel::Kernel, program::SpanHead};
 
 /// Scores the spans of one text.
 #[inline(always)]
-pub fn score_spans<K: Kernel>(
-    kernel: K,
-    run: &Run,
-    program: &Program,
-    head: &SpanHead,
-    text: usize,
-    scratch: &mut Scratch,
-) {
+pub fn score_spans<K: Kernel>(kernel: K, head: &SpanHead, work: Work<'_>) {
+    let Work {
+        run,
+        program,
+        task: text,
+        scratch,
+    } = work;
     let buffers = &mut scratch.spans;
     let (value, tokens) = (program.values[head.input], run.attended[text].clone());
     let words = run.words(text);

@@ -1,7 +1,7 @@
 //! Executes tasks with the processor's kernel.
 
 use super::{
-    HeadTask, Run, Scratch, experts::pass_expert, heads::attend, largest::largest_outputs,
+    HeadTask, Run, Scratch, Work, experts::pass_expert, heads::attend, largest::largest_outputs,
     rows::rows, spans::score_spans,
 };
 use crate::{
@@ -19,56 +19,30 @@ impl Run {
         task: usize,
         scratch: &mut Scratch,
     ) {
+        let work = Work {
+            run: self,
+            program,
+            task,
+            scratch,
+        };
         // A function per kind of stage: in WebAssembly, functions are compiled when they are first called.
         match stage {
-            Stage::Rows(stage) => instructions.call(Task {
-                run: self,
-                program,
-                stage,
-                task,
-                scratch,
+            Stage::Rows(stage) => instructions.call(Task { stage, work }),
+            Stage::Attention(stage) => instructions.call_in_fp32(Task { stage, work }),
+            Stage::Largest(stage) => instructions.call(Task { stage, work }),
+            Stage::Spans(stage) => instructions.call_in_fp32(Task {
+                stage: &**stage,
+                work,
             }),
-            Stage::Attention(stage) => instructions.call_in_fp32(Task {
-                run: self,
-                program,
-                stage,
-                task,
-                scratch,
-            }),
-            Stage::Largest(stage) => instructions.call(Task {
-                run: self,
-                program,
-                stage,
-                task,
-                scratch,
-            }),
-            Stage::Spans(stage) => {
-                instructions.call_in_fp32(Task {
-                    run: self,
-                    program,
-                    stage: &**stage,
-                    task,
-                    scratch,
-                });
-            }
-            Stage::Experts(stage) => instructions.call(Task {
-                run: self,
-                program,
-                stage,
-                task,
-                scratch,
-            }),
+            Stage::Experts(stage) => instructions.call(Task { stage, work }),
         }
     }
 }
 
 /// A task that [`KernelFn`] calls with a kernel.
 struct Task<'a, S> {
-    run: &'a Run,
-    program: &'a Program,
     stage: &'a S,
-    task: usize,
-    scratch: &'a mut Scratch,
+    work: Work<'a>,
 }
 
 impl KernelFn for Task<'_, RowStage> {
@@ -76,14 +50,7 @@ impl KernelFn for Task<'_, RowStage> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        rows(
-            kernel,
-            self.run,
-            self.program,
-            self.stage,
-            self.task,
-            self.scratch,
-        );
+        rows(kernel, self.stage, self.work);
     }
 }
 
@@ -92,13 +59,13 @@ impl KernelFn for Task<'_, Attention> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self {
+        let attention = self.stage;
+        let Work {
             run,
             program,
-            stage: attention,
             task,
             scratch,
-        } = self;
+        } = self.work;
         let HeadTask { text, part, parts } = run.heads[task];
         let heads = part * attention.heads / parts..(part + 1) * attention.heads / parts;
         for head in heads {
@@ -120,14 +87,7 @@ impl KernelFn for Task<'_, Largest> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        largest_outputs(
-            kernel,
-            self.run,
-            self.program,
-            self.stage,
-            self.task,
-            self.scratch,
-        );
+        largest_outputs(kernel, self.stage, self.work);
     }
 }
 
@@ -136,14 +96,7 @@ impl KernelFn for Task<'_, SpanHead> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        score_spans(
-            kernel,
-            self.run,
-            self.program,
-            self.stage,
-            self.task,
-            self.scratch,
-        );
+        score_spans(kernel, self.stage, self.work);
     }
 }
 
@@ -152,13 +105,12 @@ impl KernelFn for Task<'_, ExpertStage> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        pass_expert(
-            kernel,
-            self.run,
-            self.program,
-            self.stage,
-            self.task,
-            self.scratch,
-        );
+        let Work {
+            run,
+            program,
+            task,
+            scratch,
+        } = self.work;
+        pass_expert(kernel, run, program, self.stage, task, scratch);
     }
 }
