@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::tokenizers::parts::{Template, to_bytes};
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::seq2seq::{Languages, are_languages, tagged},
@@ -98,33 +99,20 @@ fn parsed(json: &[u8]) -> Result<Value> {
 /// A `tokenizer.json` that adds these tokens before and after texts.
 pub fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
     let mut tokenizer = parsed(json)?;
-    let token = |(name, _): &(&str, i64)| json!({"SpecialToken": {"id": name, "type_id": 0}});
-    let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
-    let around = |texts: &[&str]| -> Vec<Value> {
-        let texts = texts.iter().map(|name| text(name));
-        before
-            .iter()
-            .map(token)
-            .chain(texts)
-            .chain(after.iter().map(token))
-            .collect()
+    let template = Template {
+        before,
+        after,
+        between: 0,
+        second_type: 0,
     };
-    let tokens = before.iter().chain(after).map(|(name, id)| {
-        (
-            (*name).to_owned(),
-            json!({"id": name, "ids": [id], "tokens": [name]}),
-        )
-    });
-    tokenizer["post_processor"] = json!({
-        "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
-        "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
-    });
-    serde_json::to_vec(&tokenizer)
-        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    tokenizer["post_processor"] = template.post_processor();
+    to_bytes(&tokenizer)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::tokenizer_config::read_tokenizer;
+use super::{
+    parts::{Template, added, to_bytes},
+    tokenizer_config::read_tokenizer,
+};
 use crate::files::{
     config::ConfigFile,
     io::{read, read_json},
@@ -64,11 +67,10 @@ fn read_or_convert(folder: &ModelFolder, tokens: Special) -> Result<Vec<u8>> {
             })
     });
     let merges = merges.collect::<Result<Vec<_>>>()?;
-    let added = tokens.iter().filter_map(|token| Some((token, ids.get(*token)?))).map(|(token, id)| {
-        json!({
-            "id": id, "content": token, "single_word": false, "lstrip": *token == mask, "rstrip": false,
-            "normalized": false, "special": true,
-        })
+    let added = tokens.iter().filter_map(|token| {
+        let mut added = added(token, ids.get(*token)?);
+        added["lstrip"] = (*token == mask).into();
+        Some(added)
     });
     let config = ConfigFile::open_or_empty(folder, "tokenizer_config.json")?;
     let bytes = json!({
@@ -81,17 +83,13 @@ fn read_or_convert(folder: &ModelFolder, tokens: Special) -> Result<Vec<u8>> {
             "add_prefix_space": bytes["add_prefix_space"],
         }),
         _ => {
-            let special =
-                |token: &str, side: u8| json!({ "SpecialToken": { "id": token, "type_id": side } });
-            let text =
-                |name: &str, side: u8| json!({ "Sequence": { "id": name, "type_id": side } });
-            let single = vec![special(begin, 0), text("A", 0), special(end, 0)];
-            let pair = [single.clone(), vec![text("B", 1), special(end, 1)]].concat();
-            let ids = |token: &str, id: u32| json!({ "id": token, "ids": [id], "tokens": [token] });
-            json!({
-                "type": "TemplateProcessing", "single": single, "pair": pair,
-                "special_tokens": { begin: ids(begin, first), end: ids(end, last) },
-            })
+            let template = Template {
+                before: &[(begin, first)],
+                after: &[(end, last)],
+                between: 1,
+                second_type: 1,
+            };
+            template.post_processor()
         }
     };
     let tokenizer = json!({
@@ -103,6 +101,5 @@ fn read_or_convert(folder: &ModelFolder, tokens: Special) -> Result<Vec<u8>> {
             "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": merges,
         },
     });
-    serde_json::to_vec::<Value>(&tokenizer)
-        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    to_bytes(&tokenizer)
 }

@@ -3,6 +3,7 @@
 #[doc(hidden)]
 pub mod byte_pairs;
 pub mod classes;
+pub mod parts;
 pub mod sentencepiece;
 pub mod token_rows;
 pub mod token_types;

@@ -641,6 +641,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::tokenizers::parts::added;
 
     /// Reads a tokenizer with these settings and a post-processor that adds nothing.
     fn read(config: &Value) -> Result<Map<String, Value>> {
@@ -714,11 +715,10 @@ mod tests {
             json!({"tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>"}),
         );
         write(SPECIAL_FILE, json!({"bos_token": {"content": "<b>"}}));
-        let added = |id: u32, content: &str| vocabularies::added(content, &json!(id));
         write(
             TOKENIZER,
             json!({
-                "version": "1.0", "added_tokens": [added(1, "<bos>"), added(0, "<b>")], "post_processor": null,
+                "version": "1.0", "added_tokens": [added("<bos>", 1), added("<b>", 0)], "post_processor": null,
                 "model": {"type": "BPE", "vocab": {"<bos>": 0, "<b>": 1}, "merges": []},
             }),
         );

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::sentencepiece::SentencePieces;
+use super::{
+    parts::{Template, added, to_bytes},
+    sentencepiece::SentencePieces,
+};
 use crate::files::{config::ConfigFile, io::read};
 use kivu::{
     error::{Error, Result},
@@ -58,8 +61,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
         .map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id)))
         .collect();
     let tokenizer = of_pieces(&ids, settings, WORDS)?;
-    serde_json::to_vec(&tokenizer)
-        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    to_bytes(&tokenizer)
 }
 
 /// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
@@ -92,11 +94,13 @@ pub fn check_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
         (token, json!(id))
     };
     let [begin, end] = [token("bos_token", "<s>"), token("eos_token", "</s>")];
-    let [first, last] = [&begin, &end].map(|(token, _)| token.as_str());
-    let special = |token| named("SpecialToken", token, 0);
-    let text = |name| named("Sequence", name, 0);
-    let around =
-        |(token, id): &(String, Value)| json!({"id": token, "ids": [id], "tokens": [token]});
+    let [begin, end] = [&begin, &end].map(|(token, id)| (token.as_str(), id));
+    let template = Template {
+        before: &[begin],
+        after: &[end],
+        between: 2,
+        second_type: 0,
+    };
     let scheme = if config.is_set_or("add_prefix_space", true)? {
         "always"
     } else {
@@ -113,12 +117,7 @@ pub fn check_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
                 {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true},
             ],
         },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [special(first), text("A"), special(last)],
-            "pair": [special(first), text("A"), special(last), special(last), text("B"), special(last)],
-            "special_tokens": {first: around(&begin), last: around(&end)},
-        },
+        "post_processor": template.post_processor(),
         "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false},
     });
     let parts = [
@@ -171,19 +170,16 @@ fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -
         "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
         "lowercase": true,
     });
-    let around = |token: &str, id: &Value| json!({"id": token, "ids": [id], "tokens": [token]});
+    let template = Template {
+        before: &[(first, &special[2].1)],
+        after: &[(last, &special[3].1)],
+        between: 1,
+        second_type: 1,
+    };
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer,
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [named("SpecialToken", first, 0), named("Sequence", "A", 0), named("SpecialToken", last, 0)],
-            "pair": [
-                named("SpecialToken", first, 0), named("Sequence", "A", 0), named("SpecialToken", last, 0),
-                named("Sequence", "B", 1), named("SpecialToken", last, 1),
-            ],
-            "special_tokens": {first: around(first, &special[2].1), last: around(last, &special[3].1)},
-        },
+        "post_processor": template.post_processor(),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
         "model": {
             "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
@@ -195,17 +191,4 @@ fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -
 /// A token's text; the token is a string or an object.
 pub fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
-}
-
-/// A template part.
-pub fn named(kind: &str, name: &str, type_id: u32) -> Value {
-    json!({kind: {"id": name, "type_id": type_id}})
-}
-
-/// A token that is never split.
-pub fn added(content: &str, id: &Value) -> Value {
-    json!({
-        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-        "normalized": false, "special": true,
-    })
 }

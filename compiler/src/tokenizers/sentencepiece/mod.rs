@@ -19,7 +19,10 @@ use serde_json::{Value, json};
 use self::proto::{
     BPE, BYTE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, USER_DEFINED,
 };
-use crate::files::io::read;
+use crate::{
+    files::io::read,
+    tokenizers::parts::{Template, to_bytes},
+};
 use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::UnknownTokens,
@@ -311,6 +314,11 @@ fn precompiled(model: &ModelProto) -> Option<Value> {
     Some(json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map)}))
 }
 
+/// The pre-tokenizer, and the decoder.
+fn metaspace() -> Value {
+    json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true})
+}
+
 impl Vocabulary {
     /// Refuses ids too large for the number of names, since list sizes depend on the largest id, and tokens that are
     /// pieces with another id.
@@ -378,24 +386,24 @@ fn to_json(
     added_tokens: &[Value],
     end: Option<(&str, u32)>,
 ) -> Result<Vec<u8>> {
-    let spaces = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+    let spaces = metaspace();
     let decoder = match model["byte_fallback"] == true {
         true => json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, spaces]}),
         false => spaces.clone(),
     };
-    let template = end.map(|(end, id)| {
-        let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
-        let token = json!({"SpecialToken": {"id": end, "type_id": 0}});
-        json!({
-            "type": "TemplateProcessing", "single": [text("A"), token], "pair": [text("A"), token, text("B"), token],
-            "special_tokens": {end: {"id": end, "ids": [id], "tokens": [end]}},
-        })
+    let template = end.map(|end| {
+        let template = Template {
+            before: &[],
+            after: &[end],
+            between: 1,
+            second_type: 0,
+        };
+        template.post_processor()
     });
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens,
         "normalizer": normalizer, "pre_tokenizer": spaces, "post_processor": template, "decoder": decoder,
         "model": model,
     });
-    serde_json::to_vec(&tokenizer)
-        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    to_bytes(&tokenizer)
 }

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{SPACE, SentencePieces, precompiled};
-use crate::tokenizers::vocabularies::{added, named};
-use kivu::error::{Error, Result};
+use super::{SPACE, SentencePieces, metaspace, precompiled};
+use crate::tokenizers::parts::{Template, added, to_bytes};
+use kivu::error::Result;
 
 /// The first ids, in place of the first three pieces.
 const FIRST: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
@@ -24,7 +24,7 @@ impl SentencePieces {
             .map(|piece| json!([piece.piece, piece.score]));
         let vocabulary: Vec<Value> = first.chain(pieces).chain([json!([MASK, 0.0])]).collect();
         let ids = FIRST.iter().zip(0..).chain([(&MASK, vocabulary.len() - 1)]);
-        let mut tokens: Vec<Value> = ids.map(|(token, id)| added(token, &json!(id))).collect();
+        let mut tokens: Vec<Value> = ids.map(|(token, id)| added(token, id)).collect();
         // The mask token.
         if let Some(mask) = tokens.last_mut() {
             mask["lstrip"] = json!(true);
@@ -35,23 +35,20 @@ impl SentencePieces {
             .into_iter()
             .flatten()
             .collect();
-        let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+        let words = metaspace();
         let [begin, _, end, _] = FIRST;
-        let special = |token| named("SpecialToken", token, 0);
-        let text = |name| named("Sequence", name, 0);
-        let token = |token: &str, id: u32| json!({"id": token, "ids": [id], "tokens": [token]});
+        let template = Template {
+            before: &[(begin, 0)],
+            after: &[(end, 2)],
+            between: 2,
+            second_type: 0,
+        };
         let tokenizer = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": tokens,
             "normalizer": {"type": "Sequence", "normalizers": normalizers}, "pre_tokenizer": words,
-            "post_processor": {
-                "type": "TemplateProcessing", "single": [special(begin), text("A"), special(end)],
-                "pair": [special(begin), text("A"), special(end), special(end), text("B"), special(end)],
-                "special_tokens": {begin: token(begin, 0), end: token(end, 2)},
-            },
-            "decoder": words,
+            "post_processor": template.post_processor(), "decoder": words,
             "model": {"type": "Unigram", "unk_id": 3, "vocab": vocabulary, "byte_fallback": false},
         });
-        serde_json::to_vec(&tokenizer)
-            .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+        to_bytes(&tokenizer)
     }
 }
