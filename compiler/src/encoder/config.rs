@@ -519,6 +519,12 @@ impl Biases {
         up: true,
         down: true,
     };
+    pub const NONE: Self = Self {
+        projections: false,
+        attention_output: false,
+        up: false,
+        down: false,
+    };
 }
 
 impl HeadInput {

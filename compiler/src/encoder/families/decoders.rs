@@ -107,12 +107,7 @@ pub fn layers(
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
         spans,
-        biases: Biases {
-            projections: false,
-            attention_output: false,
-            up: false,
-            down: false,
-        },
+        biases: Biases::NONE,
         ..shared
     })
 }
@@ -149,8 +144,7 @@ pub fn attention_biases(config: &ConfigFile) -> Result<Biases> {
     Ok(Biases {
         projections: bias,
         attention_output: bias,
-        up: false,
-        down: false,
+        ..Biases::NONE
     })
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::rope::{self, Rope};
 use crate::{
     encoder::config::{
-        Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Head, HeadInput,
+        Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Gate, Head, HeadInput,
         HeadRead, Heads, Names, Positions, Span, rows_up_to,
     },
     files::config::{ConfigFile, head_width},
@@ -87,6 +87,17 @@ impl Heads {
             queries: heads,
             keys: heads,
             width,
+        })
+    }
+}
+
+impl FeedForward {
+    /// Parts in files of BERT and its successors.
+    pub fn read(config: &ConfigFile, gate: Gate) -> Result<Self> {
+        Ok(Self {
+            width: config.require_size("intermediate_size")?,
+            activation: activation(config, &["hidden_act"])?,
+            gate,
         })
     }
 }

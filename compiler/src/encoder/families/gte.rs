@@ -1,7 +1,7 @@
 //! GTE v1.5 (`new`): gte-base-en-v1.5, gte-multilingual-base, snowflake-arctic-embed-m-v2.0.
 
 use super::{
-    fields::{activation, epsilon, expect},
+    fields::{epsilon, expect},
     rope,
 };
 use crate::{
@@ -51,11 +51,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     let base = rope.rope_theta.unwrap_or(default_base);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&["ntk"], 0)?)?;
-    let feed_forward = FeedForward {
-        width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
-        gate: Gate::Second,
-    };
+    let feed_forward = FeedForward::read(config, Gate::Second)?;
     Ok(EncoderConfig {
         epsilon: epsilon(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(1),

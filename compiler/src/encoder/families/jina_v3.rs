@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     bert::ROBERTA,
-    fields::{activation, expect, positions},
+    fields::{expect, positions},
     rope::{self, Rope},
 };
 use crate::{
@@ -81,11 +81,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     expect(config, "type_vocab_size", &1)?;
     let heads = Heads::read(config)?;
-    let feed_forward = FeedForward {
-        width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
-        gate: Gate::None,
-    };
+    let feed_forward = FeedForward::read(config, Gate::None)?;
     let names = if is_authors { &NAMES } else { &TRANSFORMERS };
     let shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     let rotary = |base, scaling| {
@@ -291,6 +287,15 @@ pub fn join_adapters(
     Ok(())
 }
 
+fn matrix_shape(module: &str, weight: &Weight) -> Result<[usize; 2]> {
+    weight.shape[..].try_into().map_err(|_| {
+        Error::model(format!(
+            "expected a matrix with adapters in `{module}`, but found the shape {:?}",
+            weight.shape
+        ))
+    })
+}
+
 /// Replaces the weight of `module` by one with the matrices of all tasks, in the authors' form. Adapters with lower ranks
 /// are filled up with zeros.
 fn join_tasks(
@@ -303,12 +308,7 @@ fn join_tasks(
         .tensors
         .remove(&format!("{module}.weight"))
         .unwrap_or_else(|| unreachable!("the caller found the weight"));
-    let [rows, columns] = weight.shape[..] else {
-        return Err(Error::model(format!(
-            "expected a matrix with adapters in `{module}`, but found the shape {:?}",
-            weight.shape
-        )));
-    };
+    let [rows, columns] = matrix_shape(module, &weight)?;
     let rank = ranks.iter().copied().max().unwrap_or_default();
     let is_table = is_table(module);
     let [inputs, outputs] = if is_table {
@@ -421,12 +421,7 @@ pub fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) -> Result
             take(format!("{module}{ADAPTERS}.lora_A"))?,
             take(format!("{module}{ADAPTERS}.lora_B"))?,
         ];
-        let [rows, columns] = weight.shape[..] else {
-            return Err(Error::model(format!(
-                "expected a matrix with adapters in `{module}`, but found the shape {:?}",
-                weight.shape
-            )));
-        };
+        let [rows, columns] = matrix_shape(&module, &weight)?;
         let is_table = is_table(&module);
         let (count, rank) = (tasks.names.len(), tasks.rank);
         let expected = match is_table {

@@ -2,7 +2,7 @@
 
 use super::{
     bert::BERT,
-    fields::{activation, epsilon, expect, expect_absolute_positions},
+    fields::{epsilon, expect, expect_absolute_positions},
 };
 use crate::{
     encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
@@ -25,11 +25,7 @@ const NAMES: Names = Names {
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     expect_absolute_positions(config)?;
-    let feed_forward = FeedForward {
-        width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
-        gate: Gate::None,
-    };
+    let feed_forward = FeedForward::read(config, Gate::None)?;
     Ok(EncoderConfig {
         positions: Positions::Table,
         epsilon: epsilon(config)?,

@@ -47,12 +47,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             window: AttentionWindow::ALL,
             rotary: Some(rope::rotary(heads.width, 1.0, BASE, Scaling::None)?),
         }],
-        biases: Biases {
-            projections: false,
-            attention_output: false,
-            up: false,
-            down: false,
-        },
+        biases: Biases::NONE,
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
 }

@@ -2,7 +2,7 @@
 
 use super::{
     bert::ROBERTA,
-    fields::{activation, expect, expect_absolute_positions, positions},
+    fields::{expect, expect_absolute_positions, positions},
 };
 use crate::{
     encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms},
@@ -44,11 +44,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     expect(config, "is_decoder", &false)?;
     expect_absolute_positions(config)?;
-    let feed_forward = FeedForward {
-        width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
-        gate: Gate::None,
-    };
+    let feed_forward = FeedForward::read(config, Gate::None)?;
     Ok(EncoderConfig {
         epsilon: config.epsilon(&["layer_norm_eps"], default_epsilon)?,
         positions: positions(config)?,

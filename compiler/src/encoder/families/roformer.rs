@@ -2,7 +2,7 @@
 
 use super::{
     bert::ROBERTA,
-    fields::{activation, epsilon, expect},
+    fields::{epsilon, expect},
     rope,
 };
 use crate::{
@@ -28,11 +28,7 @@ const TABLE: &str = "encoder.embed_positions.weight";
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     expect(config, "rotary_value", &false)?;
-    let feed_forward = FeedForward {
-        width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
-        gate: Gate::None,
-    };
+    let feed_forward = FeedForward::read(config, Gate::None)?;
     let heads = Heads::read(config)?;
     let shared = EncoderConfig::new(config, &NAMES, heads, feed_forward)?;
     let hidden = shared.encoder_limits.hidden;

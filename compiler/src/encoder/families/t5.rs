@@ -80,12 +80,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             table: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             buckets: buckets(config)?,
         },
-        biases: Biases {
-            projections: false,
-            attention_output: false,
-            up: false,
-            down: false,
-        },
+        biases: Biases::NONE,
         names: if is_gated { &GATED } else { &PLAIN },
         head: None,
         head_input: HeadInput::first(Activation::Tanh),
