@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    gliner_config::{DEFAULT_ENCODER, encoder_of, weights_of},
+    gliner_config::{DEFAULT_ENCODER, choice, encoder_of, weights_of},
     spans::{SPAN_LOGITS, Scored, SpanHead},
     text_scores::{Pairs, TextHead},
 };
@@ -130,31 +130,15 @@ fn check(config: &ConfigFile) -> Result<()> {
 }
 
 fn scorer(config: &ConfigFile) -> Result<Pairs> {
-    let found: String = config
-        .get("scorer_type")?
-        .unwrap_or_else(|| SCORERS[0].0.to_owned());
-    match SCORERS.iter().find(|(name, _)| *name == found) {
-        Some((_, pairs)) => Ok(*pairs),
-        None => Err(Error::model(format!(
-            "`scorer_type` `{found}` in `config.json` is not supported; supported: {}",
-            quoted(&SCORERS.map(|(name, _)| name))
-        ))),
-    }
+    choice(config, "scorer_type", SCORERS)
 }
 
 fn strategy(config: &ConfigFile) -> Result<&'static str> {
-    let found: String = config
-        .get("pooling_strategy")?
-        .unwrap_or_else(|| POOLINGS[0].to_owned());
-    POOLINGS
-        .into_iter()
-        .find(|name| *name == found)
-        .ok_or_else(|| {
-            Error::model(format!(
-                "`pooling_strategy` `{found}` in `config.json` is not supported; supported: {}",
-                quoted(&POOLINGS)
-            ))
-        })
+    choice(
+        config,
+        "pooling_strategy",
+        POOLINGS.map(|name| (name, name)),
+    )
 }
 
 /// Reads the encoder description.

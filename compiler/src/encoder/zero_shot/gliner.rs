@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    gliner_config::{GLINER, LABELS_ENCODER, encoder_of, is_set, own_encoder, weights_of},
+    gliner_config::{self, GLINER, LABELS_ENCODER, encoder_of, is_set, own_encoder, weights_of},
     label_encoder,
     spans::{SPAN_LOGITS, Scored, SpanHead},
 };
@@ -14,7 +14,7 @@ use crate::{
     plan::{Plan, opened_model::OpenedModel},
     sentence_transformers::max_tokens,
     tokenizers::{
-        sentencepiece::SentencePieces, token_rows::within_vocabulary,
+        parts, sentencepiece::SentencePieces, token_rows::within_vocabulary,
         tokenizer_config::read_tokenizer,
     },
 };
@@ -216,12 +216,7 @@ fn tokenizer(
     let added = ["[FLERT]", label_token, separator]
         .into_iter()
         .zip(tokenizer.vocabulary_size()..);
-    let added = added.map(|(content, id)| {
-        json!({
-            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        })
-    });
+    let added = added.map(|(content, id)| parts::added(content, id));
     if let Value::Array(known) = json.entry("added_tokens").or_insert_with(|| json!([])) {
         known.extend(added);
     }
@@ -241,15 +236,8 @@ fn tokens(config: &ConfigFile) -> Result<[String; 2]> {
 
 /// Error for a model published without its encoder's files.
 fn incomplete(config: &ConfigFile, error: Error) -> Error {
-    let base: String = config.get("model_name").ok().flatten().unwrap_or_default();
-    Error::model_because(
-        format!("expected the tokenizer and the config of the encoder next to `{GLINER}`"),
-        error,
-    )
-    .with_hint(format!(
-        "copy `config.json` and `tokenizer.json` or `{PIECES}` of `{base}` there, or load the \
-         model with the Python package `gliner` and save it again with `save_pretrained`"
-    ))
+    let files = format!("`config.json` and `tokenizer.json` or `{PIECES}`");
+    gliner_config::incomplete(config, "model_name", ["the encoder", &files], error)
 }
 
 fn settings(

@@ -5,7 +5,7 @@ use kivu_engine::program::SchemaTokens;
 use serde_json::{Map, Value};
 
 use super::{
-    gliner_config::{encoder_of, weights_of},
+    gliner_config::{choice, encoder_of, weights_of},
     gliner2_head::{CountedSpans, Mixing},
     spans::{SPAN_LOGITS, Scored, SpanHead},
 };
@@ -17,7 +17,7 @@ use crate::{
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    error::{Error, Result},
     pipeline::{
         Task,
         classification::label_scores::{LabelScoresSettings, PooledTokens},
@@ -183,16 +183,7 @@ fn max_width(config: &ConfigFile) -> Result<usize> {
 }
 
 fn mixing(config: &ConfigFile) -> Result<Mixing> {
-    let found: String = config
-        .get("counting_layer")?
-        .unwrap_or_else(|| COUNTING_LAYERS[0].0.to_owned());
-    match COUNTING_LAYERS.iter().find(|(name, _)| *name == found) {
-        Some((_, mixing)) => Ok(*mixing),
-        None => Err(Error::model(format!(
-            "`counting_layer` `{found}` in `config.json` is not supported; supported: {}",
-            quoted(&COUNTING_LAYERS.map(|(name, _)| name))
-        ))),
-    }
+    choice(config, "counting_layer", COUNTING_LAYERS)
 }
 
 /// Reads the encoder description.

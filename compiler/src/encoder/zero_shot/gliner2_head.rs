@@ -8,7 +8,7 @@ use kivu_engine::program::{ABSENT, SchemaTokens};
 
 use super::{
     span_layers::{apply_two, counted, numbered, numbers_of_markers, span_layers, span_logits},
-    word_scores::{layer, linear, listed},
+    word_scores::{layer, linear, listed, named_layer, rows},
 };
 use crate::{
     onnx::{GraphBuilder, Value, data_type, float, functions, integer, layers::Layers},
@@ -373,18 +373,11 @@ fn transformer_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value
     )?);
     for place in 0..TRANSFORMER_LAYERS {
         let name = format!("{name}.transformer.layers.{place}");
-        let [weight, bias] =
-            ["weight", "bias"].map(|part| format!("{name}.self_attn.in_proj_{part}"));
-        let values = transpose(
-            &layers
-                .weights
-                .take_whole(&weight, &[3 * inner, inner])?
-                .values,
-            inner,
-        );
-        let biases = layers.weights.take_whole(&bias, &[3 * inner])?;
-        all.push(layers.graph.floats(&weight, &[inner, 3 * inner], &values));
-        all.push(layers.graph.floats(&bias, &[3 * inner], &biases.values));
+        all.extend(named_layer(
+            layers,
+            ["weight", "bias"].map(|part| format!("{name}.self_attn.in_proj_{part}")),
+            [inner, 3 * inner],
+        )?);
         all.extend(layer(
             layers,
             &format!("{name}.self_attn.out_proj"),
@@ -567,14 +560,4 @@ fn norm(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 2]>
         layers.graph.floats(&gain, &[width], &gains.values),
         layers.graph.floats(&bias, &[width], &biases.values),
     ])
-}
-
-/// A weight's first axis; 0 without the weight.
-fn rows(layers: &Layers<'_>, name: &str) -> usize {
-    layers
-        .weights
-        .tensors
-        .get(name)
-        .and_then(|weight| weight.shape.first().copied())
-        .unwrap_or(0)
 }

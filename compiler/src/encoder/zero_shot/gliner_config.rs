@@ -6,7 +6,7 @@ use crate::{
     encoder::{config::EncoderConfig, families},
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
 };
-use kivu::error::{Error, Result};
+use kivu::error::{Error, Result, quoted};
 
 /// Model settings.
 pub const GLINER: &str = "gliner_config.json";
@@ -36,6 +36,39 @@ pub fn own_encoder(config: &ConfigFile, field: &str) -> Result<Option<ConfigFile
             .or_insert_with(|| DEFAULT_ENCODER.into());
         ConfigFile::new(GLINER, fields)
     }))
+}
+
+/// What `config.json` chooses from these by name; the first by default.
+pub fn choice<T: Copy, const COUNT: usize>(
+    config: &ConfigFile,
+    field: &str,
+    choices: [(&str, T); COUNT],
+) -> Result<T> {
+    let Some(found) = config.get::<String>(field)? else {
+        return Ok(choices[0].1);
+    };
+    match choices.iter().find(|(name, _)| *name == found) {
+        Some((_, choice)) => Ok(*choice),
+        None => Err(Error::model(format!(
+            "`{field}` `{found}` in `config.json` is not supported; supported: {}",
+            quoted(&choices.map(|(name, _)| name))
+        ))),
+    }
+}
+
+/// Error for a model published without the `files` of an encoder, which its settings name in `repository`.
+pub fn incomplete(
+    config: &ConfigFile,
+    repository: &str,
+    [encoder, files]: [&str; 2],
+    error: Error,
+) -> Error {
+    let base: String = config.get(repository).ok().flatten().unwrap_or_default();
+    let expected = format!("expected the tokenizer and the config of {encoder} next to `{GLINER}`");
+    Error::model_because(expected, error).with_hint(format!(
+        "copy {files} of `{base}` there, or load the model with the Python package `gliner` and save it again with \
+         `save_pretrained`"
+    ))
 }
 
 /// The encoder in a `model` without its own class' head.

@@ -1,6 +1,6 @@
 //! GLiNER's second encoder, for labels: mean token vectors, as wide as the head.
 
-use super::gliner_config::{GLINER, LABELS_ENCODER, LABELS_ENCODER_CONFIG, own_encoder};
+use super::gliner_config::{self, LABELS_ENCODER, LABELS_ENCODER_CONFIG, own_encoder};
 use crate::encoder::{config::Positions, families, heads::OutputHeads, source::LabelParts};
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
@@ -76,20 +76,7 @@ pub fn open(
 
 /// Error for a model published without its second encoder's files.
 fn incomplete(config: &ConfigFile, error: Error) -> Error {
-    let base: String = config
-        .get(LABELS_ENCODER)
-        .ok()
-        .flatten()
-        .unwrap_or_default();
-    Error::model_because(
-        format!(
-            "expected the tokenizer and the config of the encoder for labels in `{FOLDER}`, next \
-             to `{GLINER}`"
-        ),
-        error,
-    )
-    .with_hint(format!(
-        "copy `config.json`, `tokenizer.json` and `tokenizer_config.json` of `{base}` there, or \
-         load the model with the Python package `gliner` and save it again with `save_pretrained`"
-    ))
+    let encoder = format!("the encoder for labels in `{FOLDER}`,");
+    let files = "`config.json`, `tokenizer.json` and `tokenizer_config.json`";
+    gliner_config::incomplete(config, LABELS_ENCODER, [&encoder, files], error)
 }

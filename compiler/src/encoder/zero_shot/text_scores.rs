@@ -2,7 +2,7 @@
 //!
 //! All tokens that are pooled have the word number 1: their sum or mean is the text's vector.
 
-use super::word_scores::{self, divided, layer, linear, listed};
+use super::word_scores::{self, divided, layer, linear, listed, rows};
 use crate::onnx::{GraphBuilder, Value, data_type, integer, layers::Layers};
 use kivu::error::{Error, Result};
 
@@ -132,16 +132,7 @@ impl TextHead {
 
 /// Three layers: the first one's parts for texts, with its bias, and for labels, and both others.
 pub fn pair_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 7]> {
-    let rows = |layers: &Layers<'_>, place: usize| {
-        let weight = layers
-            .weights
-            .tensors
-            .get(&format!("{LAYERS}.{place}.weight"));
-        weight
-            .and_then(|weight| weight.shape.first().copied())
-            .unwrap_or(0)
-    };
-    let (wide, narrow) = (rows(layers, 0), rows(layers, 2));
+    let [wide, narrow] = [0, 2].map(|place| rows(layers, &format!("{LAYERS}.{place}.weight")));
     let parts = ["text", "label"];
     let ([of_text, of_label], bias) =
         divided(layers, &format!("{LAYERS}.0"), parts, [width, wide])?;

@@ -118,12 +118,20 @@ fn two_vectors(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Val
 }
 
 /// A layer's weight, transposed, and its bias.
-pub fn layer(
+pub fn layer(layers: &mut Layers<'_>, name: &str, shape: [usize; 2]) -> Result<[Value; 2]> {
+    named_layer(
+        layers,
+        ["weight", "bias"].map(|part| format!("{name}.{part}")),
+        shape,
+    )
+}
+
+/// The same with the names of both.
+pub fn named_layer(
     layers: &mut Layers<'_>,
-    name: &str,
+    [weight, bias]: [String; 2],
     [inputs, outputs]: [usize; 2],
 ) -> Result<[Value; 2]> {
-    let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
     let values = transpose(
         &layers
             .weights
@@ -165,6 +173,14 @@ pub fn divided<const PARTS: usize>(
         graph.floats(&format!("{name}.{part}"), &[width, outputs], &part_weight)
     });
     Ok((matrices, graph.floats(&bias, &[outputs], &values.values)))
+}
+
+/// A weight's first axis; 0 without the weight.
+pub fn rows(layers: &Layers<'_>, name: &str) -> usize {
+    let weight = layers.weights.tensors.get(name);
+    weight
+        .and_then(|weight| weight.shape.first().copied())
+        .unwrap_or(0)
 }
 
 /// A function's constants as an array.
