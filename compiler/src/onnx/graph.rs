@@ -507,51 +507,47 @@ fn tensor(name: &str, data_type: i32, shape: &[usize], bytes: impl Into<Bytes>) 
 
 fn constant(name: &str, tensor: TensorProto) -> AttributeProto {
     AttributeProto {
-        name: name.into(),
         t: Some(tensor),
-        r#type: attribute_type::TENSOR,
-        ..AttributeProto::default()
+        ..attribute(name, attribute_type::TENSOR)
     }
 }
 
 /// An integer attribute.
 pub fn integer(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
-        name: name.into(),
         i: value,
-        r#type: attribute_type::INT,
-        ..AttributeProto::default()
+        ..attribute(name, attribute_type::INT)
     }
 }
 
 /// An integer list attribute.
 pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
-    let ints = values.to_vec();
     AttributeProto {
-        name: name.into(),
-        ints,
-        r#type: attribute_type::INTS,
-        ..AttributeProto::default()
+        ints: values.to_vec(),
+        ..attribute(name, attribute_type::INTS)
     }
 }
 
 /// A float attribute.
 pub fn float(name: &str, value: f32) -> AttributeProto {
     AttributeProto {
-        name: name.into(),
         f: value,
-        r#type: attribute_type::FLOAT,
-        ..AttributeProto::default()
+        ..attribute(name, attribute_type::FLOAT)
     }
 }
 
 /// A string attribute.
 pub fn string(name: &str, value: &'static str) -> AttributeProto {
-    let s = value.as_bytes().into();
+    AttributeProto {
+        s: value.as_bytes().into(),
+        ..attribute(name, attribute_type::STRING)
+    }
+}
+
+fn attribute(name: &str, kind: i32) -> AttributeProto {
     AttributeProto {
         name: name.into(),
-        s,
-        r#type: attribute_type::STRING,
+        r#type: kind,
         ..AttributeProto::default()
     }
 }

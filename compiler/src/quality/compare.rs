@@ -34,6 +34,7 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
             .zip(forms[1])
             .map(|(left, right)| (&left[output], &right[output]))
     };
+    let values = || pairs().map(|(left, right)| (left.values(), right.values()));
     let mean = |sum: f32| sum / texts.max(1) as f32;
     Some(match settings {
         TaskSettings::Embedding(_) => {
@@ -58,22 +59,20 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
         TaskSettings::Listwise(_) | TaskSettings::Classification(_)
             if settings.labels().is_none_or(|labels| labels.len() == 1) =>
         {
-            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
-            let scores: Vec<[f32; 2]> = pairs().map(|(left, right)| [left[0], right[0]]).collect();
+            let scores: Vec<[f32; 2]> = values().map(|(left, right)| [left[0], right[0]]).collect();
             Quality::Ranking {
                 texts,
                 rank_agreement: rank_agreement(&scores),
-                mean_difference: differences(pairs())[0],
+                mean_difference: differences(values())[0],
             }
         }
         TaskSettings::Classification(_)
         | TaskSettings::Listwise(_)
         | TaskSettings::LabelScores(_) => {
-            let agree = |(left, right): &(&Answer, &Answer)| {
-                descending(left.values()).first() == descending(right.values()).first()
+            let agree = |(left, right): &(&[f32], &[f32])| {
+                descending(left).first() == descending(right).first()
             };
-            let difference = |(left, right): (&Answer, &Answer)| {
-                let (left, right) = (left.values(), right.values());
+            let difference = |(left, right): (&[f32], &[f32])| {
                 let differences = left
                     .iter()
                     .zip(right)
@@ -82,22 +81,21 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
             };
             Quality::Classification {
                 texts,
-                agreement: mean(pairs().filter(agree).count() as f32),
-                mean_difference: mean(pairs().map(difference).sum()),
+                agreement: mean(values().filter(agree).count() as f32),
+                mean_difference: mean(values().map(difference).sum()),
             }
         }
         TaskSettings::TokenClassification(settings) => {
             let width = settings.labels.len();
-            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let tokens = || {
-                pairs().flat_map(|(left, right)| {
+                values().flat_map(|(left, right)| {
                     left.chunks_exact(width).zip(right.chunks_exact(width))
                 })
             };
             let count = tokens().count();
             let agreeing =
                 tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
-            let entities = pairs().map(|pair| {
+            let entities = values().map(|pair| {
                 let [left, right] =
                     <[&[f32]; 2]>::from(pair).map(|scores| entity_places(&settings.labels, scores));
                 [
@@ -108,7 +106,7 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
             let [common, all] = entities.fold([0, 0], |sums, counts| {
                 [sums[0] + counts[0], sums[1] + counts[1]]
             });
-            let [mean_difference, worst_difference] = differences(pairs());
+            let [mean_difference, worst_difference] = differences(values());
             Quality::TokenClassification {
                 texts,
                 tokens: count,
@@ -123,8 +121,7 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
             }
         }
         TaskSettings::ZeroShotEntities(_) => {
-            let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
-            let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
+            let scores = || values().flat_map(|(left, right)| left.iter().zip(right));
             // Entities above the default threshold, overlapping ones included.
             let is_entity = |score: &f32| *score > THRESHOLD;
             let common = scores()
@@ -132,7 +129,7 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
                 .count();
             let found = scores()
                 .map(|(left, right)| [left, right].into_iter().filter(|it| is_entity(it)).count());
-            let [mean_difference, worst_difference] = differences(pairs());
+            let [mean_difference, worst_difference] = differences(values());
             Quality::ZeroShotEntities {
                 texts,
                 spans: scores().count() / LABELS.len(),

@@ -313,11 +313,13 @@ impl Pair {
         let (generator, [reference, quantized]) = (&self.generator, &self.forms);
         let whole = generator.pipeline.decoding_of(text, options)?;
         let decoding = generator.restricted(&whole);
-        let generated = futures::try_join!(
-            generator.generate(reference, &decoding),
-            generator.generate(quantized, &decoding)
-        );
-        let (expected, found) = generated?;
+        let generate = async |decoding: &_| {
+            futures::try_join!(
+                generator.generate(reference, decoding),
+                generator.generate(quantized, decoding)
+            )
+        };
+        let (expected, found) = generate(&decoding).await?;
         totals.chrf.add(&found.text, &expected.text);
         totals.similarity += similarity(&expected.text, &found.text);
         totals.identical += usize::from(expected.text == found.text);
@@ -336,11 +338,7 @@ impl Pair {
             totals.difference += (expected.probability - found.probability).abs();
         }
         if let Some(decoding) = generator.unrestricted(&whole) {
-            let generated = futures::try_join!(
-                generator.generate(reference, &decoding),
-                generator.generate(quantized, &decoding)
-            );
-            let (expected, found) = generated?;
+            let (expected, found) = generate(&decoding).await?;
             *totals.unrestricted.get_or_insert_default() += similarity(&expected.text, &found.text);
         }
         Ok(())

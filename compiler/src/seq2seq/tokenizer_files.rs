@@ -541,8 +541,19 @@ impl Config {
         computed: BTreeMap<String, Token>,
         size: usize,
     ) -> Result<Vocabulary> {
-        let mut tokens = self.tokens(computed)?;
-        for content in self.special() {
+        let tokens = self.tokens(computed)?;
+        self.complete(ids, tokens, self.special(), size)
+    }
+
+    /// A vocabulary with these ids and tokens. The `special` pieces are tokens, too.
+    fn complete<'a>(
+        &self,
+        ids: BTreeMap<String, u32>,
+        mut tokens: BTreeMap<String, Token>,
+        special: impl IntoIterator<Item = &'a str>,
+        size: usize,
+    ) -> Result<Vocabulary> {
+        for content in special {
             if let Some(id) = ids.get(content) {
                 tokens.insert(content.to_owned(), Token::special(*id));
             }
@@ -592,14 +603,7 @@ impl Config {
         for (content, id) in NLLB_SPECIAL.iter().zip(0..) {
             tokens.insert((*content).to_owned(), Token::special(id));
         }
-        Vocabulary {
-            ids,
-            tokens,
-            unknown: self.unknown()?,
-            size,
-            end: None,
-        }
-        .checked()
+        self.complete(ids, tokens, [], size)
     }
 
     /// T5's vocabulary: pieces with SentencePiece ids, then sentinel tokens.
@@ -617,20 +621,11 @@ impl Config {
         let blanks = blanks
             .map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::special(id)))
             .collect();
-        let mut tokens = self.tokens(blanks)?;
-        for content in [PAD, END, UNKNOWN] {
-            if let Some(id) = ids.get(content) {
-                tokens.insert(content.to_owned(), Token::special(*id));
-            }
-        }
-        Vocabulary {
-            ids,
-            tokens,
-            unknown: self.unknown()?,
-            size,
+        let tokens = self.tokens(blanks)?;
+        Ok(Vocabulary {
             end: Some(END),
-        }
-        .checked()
+            ..self.complete(ids, tokens, [PAD, END, UNKNOWN], size)?
+        })
     }
 
     /// Pegasus' vocabulary: its pieces' ids plus an offset. The ids before belong to training tokens.
@@ -648,22 +643,15 @@ impl Config {
             .map(str::to_owned)
             .into_iter();
         let others = (2..offset).map(|number| format!("<unk_{number}>"));
-        let mut tokens: BTreeMap<String, Token> = named
+        let tokens: BTreeMap<String, Token> = named
             .chain(others)
             .zip(0..offset)
             .map(|(name, id)| (name, Token::special(id)))
             .collect();
-        if let Some(id) = ids.get(UNKNOWN) {
-            tokens.insert(UNKNOWN.to_owned(), Token::special(*id));
-        }
-        Vocabulary {
-            ids,
-            tokens,
-            unknown: self.unknown()?,
-            size,
+        Ok(Vocabulary {
             end: Some(END),
-        }
-        .checked()
+            ..self.complete(ids, tokens, [UNKNOWN], size)?
+        })
     }
 
     /// Tokens that are never split: the listed ones, and unless these are all, the ones with `computed` ids. Refuses other
