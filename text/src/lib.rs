@@ -293,23 +293,12 @@ impl Tokenizer {
 
 /// Wraps token ids as an encoding without spans.
 fn encoding(ids: Vec<u32>) -> RawEncoding {
-    let (count, none) = (ids.len(), Default::default());
-    let (zeros, ones) = (vec![0; count], vec![1; count]);
-    RawEncoding::new(
-        ids,
-        zeros.clone(),
-        vec![String::new(); count],
-        vec![None; count],
-        vec![(0, 0); count],
-        zeros,
-        ones,
-        Vec::new(),
-        none,
-    )
+    let token = |id| tokenizers::Token::new(id, String::new(), (0, 0));
+    RawEncoding::from_tokens(ids.into_iter().map(token).collect(), 0)
 }
 
 /// Wraps tokens with their spans, which may overlap.
-fn encoding_of_tokens(tokens: Vec<tokenizers::Token>, text: &str) -> RawEncoding {
+fn encoding_of_tokens(mut tokens: Vec<tokenizers::Token>, text: &str) -> RawEncoding {
     // The number of characters before each byte.
     let mut characters = 0;
     let mut before = Vec::with_capacity(text.len());
@@ -318,25 +307,10 @@ fn encoding_of_tokens(tokens: Vec<tokenizers::Token>, text: &str) -> RawEncoding
         characters += usize::from(byte & 0xC0 != 0x80);
     }
     let place = |byte: usize| before.get(byte).copied().unwrap_or(characters);
-    let (count, none) = (tokens.len(), Default::default());
-    let ids = tokens.iter().map(|token| token.id).collect();
-    let offsets = tokens
-        .iter()
-        .map(|token| (place(token.offsets.0), place(token.offsets.1)))
-        .collect();
-    let texts = tokens.into_iter().map(|token| token.value).collect();
-    let (zeros, ones) = (vec![0; count], vec![1; count]);
-    RawEncoding::new(
-        ids,
-        zeros.clone(),
-        texts,
-        vec![None; count],
-        offsets,
-        zeros,
-        ones,
-        Vec::new(),
-        none,
-    )
+    for token in &mut tokens {
+        token.offsets = (place(token.offsets.0), place(token.offsets.1));
+    }
+    RawEncoding::from_tokens(tokens, 0)
 }
 
 /// Without the crate's message, which may quote the text: it must not be in a response or a log.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokenizers::Token;
 
-use super::trie::{PieceTrie, number, take};
+use super::trie::{PieceTrie, keys, number, places, take, vocabulary};
 
 /// A BPE model on top of a [`PieceTrie`]. The crate's hash maps take 40 MB for 128,000 pieces and their merges; this
 /// takes only its file's bytes. Both return the same ids.
@@ -80,13 +80,7 @@ impl BytePairs {
         {
             return None;
         }
-        let vocabulary = model.get("vocab")?.as_object()?;
-        let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
-        // Sorted by bytes, as the trie requires.
-        let ids: BTreeMap<&str, u32> = vocabulary
-            .iter()
-            .map(|(piece, number)| Some((piece.as_str(), id(number)?)))
-            .collect::<Option<_>>()?;
+        let ids = vocabulary(model)?;
         let unknown_piece = match model.get("unk_token") {
             None | Some(Value::Null) => None,
             Some(piece) => Some(piece.as_str()?),
@@ -97,26 +91,18 @@ impl BytePairs {
         };
         let merges = merges(model.get("merges")?, &ids)?;
 
-        let count = *ids.values().max()? as usize + 1;
-        // Each unused id takes memory, too.
-        if count > 2 * ids.len() {
-            return None;
-        }
-        let mut by_id = vec![""; count];
+        let mut by_id = places(&ids)?;
         for (piece, id) in &ids {
             let place = by_id.get_mut(*id as usize)?;
             if place.is_empty() || Some(*piece) == unknown_piece {
                 *place = piece;
             }
         }
-        let keys: Vec<(&[u8], u32)> = ids
-            .iter()
-            .map(|(piece, id)| (piece.as_bytes(), *id))
-            .collect();
         let text_bytes: usize = by_id.iter().map(|piece| piece.len()).sum();
         let flag = |key: &str, flag: u64| if is_unset(key) { 0 } else { flag };
         let flags = flag("fuse_unk", FUSES_UNKNOWN) | flag("ignore_merges", IGNORES_MERGES);
-        let numbers = [count, text_bytes, ids.len(), merges.len()].map(|number| number as u64);
+        let numbers =
+            [by_id.len(), text_bytes, ids.len(), merges.len()].map(|number| number as u64);
         let is_of_bytes = unknown == NONE || flags & IGNORES_MERGES != 0;
         let magic = if is_of_bytes { MAGIC_OF_BYTES } else { MAGIC };
         let mut file = magic.to_vec();
@@ -133,7 +119,7 @@ impl BytePairs {
                     .flat_map(u32::to_le_bytes),
             );
         }
-        PieceTrie::write(&by_id, &keys, &mut file)?;
+        PieceTrie::write(&by_id, &keys(&ids), &mut file)?;
         Some(file)
     }
 
@@ -176,11 +162,7 @@ impl BytePairs {
         let token = |Symbol { id, length, .. }: Symbol| {
             let span = (start, start + length);
             start = span.1;
-            Token::new(
-                id,
-                self.pieces.piece(id).unwrap_or_default().to_owned(),
-                span,
-            )
+            self.pieces.token(id, span)
         };
         self.merged(self.characters(word))
             .into_iter()

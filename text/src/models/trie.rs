@@ -1,6 +1,10 @@
 //! Vocabulary tokens as a trie that is searched in the file's bytes.
 
+use std::collections::BTreeMap;
+
 use bytes::{Buf, Bytes};
+use serde_json::Value;
+use tokenizers::Token;
 use yada::{DoubleArray, builder::DoubleArrayBuilder};
 
 /// Pieces by id, and ids by piece: a double-array trie that is built with the bundle, so that loading it takes no more
@@ -71,6 +75,11 @@ impl PieceTrie {
             .map(|(id, _)| id)
     }
 
+    /// A token with the piece of this id.
+    pub fn token(&self, id: u32, span: (usize, usize)) -> Token {
+        Token::new(id, self.piece(id).unwrap_or_default().to_owned(), span)
+    }
+
     /// The piece with this id; `None` for unused ids.
     pub fn piece(&self, id: u32) -> Option<&str> {
         let (ends, _) = self.ends.as_chunks();
@@ -80,6 +89,26 @@ impl PieceTrie {
             .ok()
             .filter(|piece| !piece.is_empty())
     }
+}
+
+/// Ids by piece in a model of a `tokenizer.json`, sorted by bytes, as a trie requires.
+pub fn vocabulary(model: &Value) -> Option<BTreeMap<&str, u32>> {
+    let pieces = model.get("vocab")?.as_object()?.iter();
+    pieces
+        .map(|(piece, id)| Some((piece.as_str(), u32::try_from(id.as_u64()?).ok()?)))
+        .collect()
+}
+
+/// Empty places for the pieces by id; `None` if most ids are unused, since each takes memory.
+pub fn places<'a>(ids: &BTreeMap<&'a str, u32>) -> Option<Vec<&'a str>> {
+    let count = *ids.values().max()? as usize + 1;
+    (count <= 2 * ids.len()).then(|| vec![""; count])
+}
+
+/// A trie's keys.
+pub fn keys<'a>(ids: &BTreeMap<&'a str, u32>) -> Vec<(&'a [u8], u32)> {
+    let keys = ids.iter().map(|(piece, id)| (piece.as_bytes(), *id));
+    keys.collect()
 }
 
 /// Reads the next `count` values from a file, `size` bytes each; `None` if it has fewer.

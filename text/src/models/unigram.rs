@@ -117,14 +117,7 @@ impl Unigram {
             if let Some(id) = self.pieces.id_of(piece) {
                 tokens.push(Token::new(id, piece.to_owned(), span));
             } else if let Some(bytes) = self.bytes_of(piece) {
-                let token = |id| {
-                    Token::new(
-                        id,
-                        self.pieces.piece(id).unwrap_or_default().to_owned(),
-                        span,
-                    )
-                };
-                tokens.extend(bytes.into_iter().map(token));
+                tokens.extend(bytes.into_iter().map(|id| self.pieces.token(id, span)));
             } else {
                 let id = self.unknown.ok_or(NO_UNKNOWN)?;
                 tokens.push(Token::new(id, piece.to_owned(), span));
