@@ -91,7 +91,7 @@ impl LabelScoresSettings {
                 .pop()
                 .map(|window| window.encoding)
                 .unwrap_or_default();
-            mark_first(&mut encoding);
+            mark_pooled(&mut encoding, Some(0));
             return Ok(encoding);
         }
         let text = self.joined(text, &self.labels(labels, "")?);
@@ -174,10 +174,7 @@ impl LabelScoresSettings {
             PooledTokens::Separator => Some(separator.unwrap_or(0)),
             PooledTokens::All => None,
         };
-        let is_pooled = |place: usize| pooled.is_none_or(|pooled| place == pooled);
-        encoding.type_ids = (0..ids.len())
-            .map(|place| u32::from(is_pooled(place)))
-            .collect();
+        mark_pooled(encoding, pooled);
         Ok(())
     }
 }
@@ -281,7 +278,8 @@ impl LabelScoresPipeline {
         let EncodedWindows { mut encodings, .. } = tokenizer
             .encode_words(&texts.to_vec().into(), prompt, options)
             .await?;
-        encodings.list.iter_mut().for_each(mark_first);
+        let list = encodings.list.iter_mut();
+        list.for_each(|encoding| mark_pooled(encoding, Some(0)));
         Ok(encodings)
     }
 
@@ -320,9 +318,9 @@ impl LabelScoresPipeline {
     }
 }
 
-/// Marks the first token as the only pooled one.
-fn mark_first(encoding: &mut Encoding) {
-    encoding.type_ids = (0..encoding.ids.len())
-        .map(|place| u32::from(place == 0))
-        .collect();
+/// Marks the token that is pooled; all without a place.
+fn mark_pooled(encoding: &mut Encoding, pooled: Option<usize>) {
+    let is_pooled = |place: usize| pooled.is_none_or(|pooled| place == pooled);
+    let places = 0..encoding.ids.len();
+    encoding.type_ids = places.map(|place| u32::from(is_pooled(place))).collect();
 }

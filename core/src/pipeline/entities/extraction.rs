@@ -7,7 +7,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    EntityCount, IndexedText, schema,
+    EntityCount, IndexedText,
+    schema::{self, PartWriter},
     zero_shot_entities::{AddedStop, ZeroShotEntitiesPipeline},
 };
 use crate::backend::{ABSENT, Deadline};
@@ -209,7 +210,6 @@ impl ExtractionSchema {
             ))
             .with_hint("send a smaller schema"));
         }
-        // The model finds names and labels by the tokens in front of them.
         let own = [
             schema::SCHEMA,
             schema::ENTITY,
@@ -217,57 +217,18 @@ impl ExtractionSchema {
             schema::RELATION_END,
             schema::LABEL,
         ];
-        let reserved: Vec<u32> = own.iter().filter_map(|token| tokenizer.id(token)).collect();
-        let checked = |text: &str| {
-            let ids = tokenizer.ids(text)?;
-            match ids.is_empty() || ids.iter().any(|id| reserved.contains(id)) {
-                false => Ok(ids),
-                true if ids.is_empty() => Err(Error::invalid(format!(
-                    "`{}` in the schema has no tokens",
-                    text.escape_default()
-                ))),
-                true => Err(Error::invalid(format!(
-                    "`{}` in the schema contains a token that the model reads as its own ({})",
-                    text.escape_default(),
-                    kivu_base::error::quoted(&own)
-                ))
-                .with_hint("rename it")),
-            }
-        };
-        let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));
-        let (opening, closing) = (opening?, closing?);
+        let writer = PartWriter::new(tokenizer, &own)?;
         let mut ids = Vec::new();
-        for (
-            place,
-            Part {
-                prompt,
-                token,
-                labels,
-            },
-        ) in parts.iter().enumerate()
-        {
+        for (place, part) in parts.iter().enumerate() {
             if place > 0 {
                 ids.extend(tokenizer.ids(schema::SCHEMA_SEPARATOR)?);
             }
-            ids.extend(&opening);
-            ids.extend(
-                tokenizer
-                    .ids(schema::SCHEMA)?
-                    .iter()
-                    .chain(&checked(prompt)?),
-            );
-            ids.extend(&opening);
-            let marker = tokenizer.ids(token)?;
-            for label in labels {
-                ids.extend(marker.iter().chain(&checked(label)?));
-            }
-            ids.extend(closing.iter().chain(&closing));
+            let names = [schema::SCHEMA, &part.prompt, part.token];
+            writer.write(names, &part.labels, &mut ids)?;
         }
         ids.extend(tokenizer.ids(schema::SEPARATOR)?);
-        let words = words
-            .iter()
-            .map(|word| checked(word))
-            .collect::<Result<_>>()?;
+        let words = words.iter().map(|word| writer.checked("choice", word));
+        let words = words.collect::<Result<_>>()?;
         Ok(WordPrompt {
             ids,
             words,

@@ -1,6 +1,6 @@
 //! Schemas in front of a text, as the package `gliner2` writes them: a name, and labels behind it.
 
-use kivu_base::error::{Error, Result};
+use kivu_base::error::{Error, Result, quoted};
 use kivu_text as tokenizer;
 use kivu_text::{Tokenizer, WordForm, WordPrompt};
 
@@ -60,41 +60,10 @@ impl Schema<'_> {
             ))
             .with_hint("send fewer or shorter labels"));
         }
-        // The model finds the name and the labels by the tokens in front of them.
-        let reserved: Vec<u32> = [token, label_token, separator]
-            .iter()
-            .filter_map(|token| tokenizer.id(token))
-            .collect();
-        let checked = |text: &str, what: &str| {
-            let ids = tokenizer.ids(text)?;
-            match ids.is_empty() || ids.iter().any(|id| reserved.contains(id)) {
-                false => Ok(ids),
-                true if ids.is_empty() => Err(Error::invalid(format!(
-                    "{what} `{}` has no tokens",
-                    text.escape_default()
-                ))),
-                true => Err(Error::invalid(format!(
-                    "{what} `{}` contains `{token}`, `{label_token}` or `{separator}`, which the model reads as its own",
-                    text.escape_default()
-                ))
-                .with_hint("rename it")),
-            }
-        };
-        let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));
-        let (opening, closing) = (opening?, closing?);
-        let mut ids = opening.clone();
-        ids.extend(
-            tokenizer
-                .ids(token)?
-                .iter()
-                .chain(&checked(name, "the name")?),
-        );
-        ids.extend(&opening);
-        let marker = tokenizer.ids(label_token)?;
-        for label in labels {
-            ids.extend(marker.iter().chain(&checked(label, "the label")?));
-        }
-        ids.extend(closing.iter().chain(&closing));
+        let own = [token, label_token, separator];
+        let parts = PartWriter::new(tokenizer, &own)?;
+        let mut ids = Vec::new();
+        parts.write([token, name, label_token], labels, &mut ids)?;
         ids.extend(tokenizer.ids(separator)?);
         Ok(WordPrompt {
             ids,
@@ -102,5 +71,66 @@ impl Schema<'_> {
             max_words: max_tokens,
             form: WordForm::Gliner2,
         })
+    }
+}
+
+/// Writes a schema's parts, in which the model finds names and labels by the tokens in front of them.
+pub struct PartWriter<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens that names and labels must not contain.
+    own: &'a [&'a str],
+    reserved: Vec<u32>,
+    opening: Vec<u32>,
+    closing: Vec<u32>,
+}
+
+impl<'a> PartWriter<'a> {
+    /// A writer for a model that reads these tokens as its own.
+    pub fn new(tokenizer: &'a Tokenizer, own: &'a [&'a str]) -> Result<Self> {
+        Ok(Self {
+            tokenizer,
+            own,
+            reserved: own.iter().filter_map(|token| tokenizer.id(token)).collect(),
+            opening: tokenizer.ids("(")?,
+            closing: tokenizer.ids(")")?,
+        })
+    }
+
+    /// Appends a part: its name after `token`, and each label after `label_token`.
+    pub fn write(
+        &self,
+        [token, name, label_token]: [&str; 3],
+        labels: &[String],
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        ids.extend(&self.opening);
+        ids.extend(self.tokenizer.ids(token)?);
+        ids.extend(self.checked("name", name)?);
+        ids.extend(&self.opening);
+        let marker = self.tokenizer.ids(label_token)?;
+        for label in labels {
+            ids.extend(marker.iter().chain(&self.checked("label", label)?));
+        }
+        ids.extend(self.closing.iter().chain(&self.closing));
+        Ok(())
+    }
+
+    /// A text's tokens; errors call it `what`.
+    pub fn checked(&self, what: &str, text: &str) -> Result<Vec<u32>> {
+        let ids = self.tokenizer.ids(text)?;
+        let shown = text.escape_default();
+        if ids.is_empty() {
+            return Err(Error::invalid(format!(
+                "the {what} `{shown}` has no tokens"
+            )));
+        }
+        match ids.iter().any(|id| self.reserved.contains(id)) {
+            false => Ok(ids),
+            true => Err(Error::invalid(format!(
+                "the {what} `{shown}` contains one of {}, which the model reads as its own",
+                quoted(self.own)
+            ))
+            .with_hint("rename it")),
+        }
     }
 }

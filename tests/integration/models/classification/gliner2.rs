@@ -483,12 +483,12 @@ async fn schemas_that_the_model_cannot_read_are_refused() {
         (
             &model,
             r#""text": "a", "schema": {"entities": ["a [C] b"]}"#,
-            "422 `a [C] b` in the schema contains a token that the model reads as its own",
+            "422 the label `a [C] b` contains one of `[P]`, `[E]`, `[C]`, `[R]`, `[L]`, which the model reads as its own",
         ),
         (
             &model,
             r#""text": "a", "schema": {"structures": {"a": ["b::[x|[P]]"]}}"#,
-            "422 `[P]` in the schema contains a token",
+            "422 the choice `[P]` contains one of `[P]`, ",
         ),
         (
             &model,
@@ -752,12 +752,12 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
         .each_ref()
         .map(|refusal| refusal.split(" have ").next().unwrap());
     insta::assert_snapshot!(refusals.join("\n"), @r"
-    422 the label `a [E] b` contains `[P]`, `[E]` or `[SEP_TEXT]`, which the model reads as its own; rename it
-    422 the label `a [P]` contains `[P]`, `[E]` or `[SEP_TEXT]`, which the model reads as its own; rename it
+    422 the label `a [E] b` contains one of `[P]`, `[E]`, `[SEP_TEXT]`, which the model reads as its own; rename it
+    422 the label `a [P]` contains one of `[P]`, `[E]`, `[SEP_TEXT]`, which the model reads as its own; rename it
     413 the labels
     413 expected a text of at most 512 words and 494 tokens, without the labels' tokens, but found a longer one; set `stride` to read it in windows
-    422 the label `a [L]` contains `[P]`, `[L]` or `[SEP_TEXT]`, which the model reads as its own; rename it
-    422 the name `[SEP_TEXT]` contains `[P]`, `[L]` or `[SEP_TEXT]`, which the model reads as its own; rename it
+    422 the label `a [L]` contains one of `[P]`, `[L]`, `[SEP_TEXT]`, which the model reads as its own; rename it
+    422 the name `[SEP_TEXT]` contains one of `[P]`, `[L]`, `[SEP_TEXT]`, which the model reads as its own; rename it
     413 the labels
     ");
     // A classifier truncates texts.
