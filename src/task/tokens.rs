@@ -72,15 +72,20 @@ impl TokenParameters {
             tgt_lang,
             ..
         } = &self;
-        let languages = [("src_lang", src_lang), ("tgt_lang", tgt_lang)];
-        if model.pipeline.translation().is_none()
-            && let Some((field, _)) = languages.into_iter().find(|(_, given)| given.is_some())
+        let refuse = |kind: &str, fields: &[(&str, &Option<String>)]| match fields
+            .iter()
+            .find(|(_, given)| given.is_some())
         {
-            return Err(Error::invalid(format!(
-                "expected a translation model for `{field}`, but `{}` is for `{}`",
+            None => Ok(()),
+            Some((field, _)) => Err(Error::invalid(format!(
+                "expected {kind} model for `{field}`, but `{}` is for `{}`",
                 model.name, model.manifest.task
             ))
-            .with_hint("leave it out"));
+            .with_hint("leave it out")),
+        };
+        if model.pipeline.translation().is_none() {
+            let languages = [("src_lang", src_lang), ("tgt_lang", tgt_lang)];
+            refuse("a translation", &languages)?;
         }
         let prompt = match (model.pipeline.embedding(), prompt_name.as_deref()) {
             (Some(pipeline), name) => {
@@ -106,13 +111,7 @@ impl TokenParameters {
                     ("instruction", instruction),
                     ("task", task),
                 ];
-                if let Some((field, _)) = given.into_iter().find(|(_, given)| given.is_some()) {
-                    return Err(Error::invalid(format!(
-                        "expected an embedding model for `{field}`, but `{}` is for `{}`",
-                        model.name, model.manifest.task
-                    ))
-                    .with_hint("leave it out"));
-                }
+                refuse("an embedding", &given)?;
                 // Tasks that use an embedding model apply its default prompt only.
                 let pipeline = model.pipeline.embedding_of_any_task();
                 pipeline

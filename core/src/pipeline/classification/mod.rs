@@ -64,17 +64,8 @@ impl ClassificationPipeline {
         route: impl Into<Route>,
         settings: ClassificationSettings,
     ) -> Result<Self> {
-        if settings.labels.is_empty() {
-            return Err(Error::model(
-                "expected labels in the manifest, but found none",
-            ));
-        }
-        let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput {
-            name,
-            width,
-            vectors: Vectors::PerText,
-        }];
+        let output = NamedOutput::of_labels(&settings.output, &settings.labels, Vectors::PerText)?;
+        let output = vec![output];
         let labels = Some((settings.labels.clone(), settings.function));
         let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?
             .without_trailing(settings.padding);

@@ -39,6 +39,22 @@ pub struct NamedOutput {
     pub vectors: Vectors,
 }
 
+impl NamedOutput {
+    /// An output with a number for each label, of which there must be one.
+    pub fn of_labels(name: &str, labels: &[String], vectors: Vectors) -> Result<Self> {
+        if labels.is_empty() {
+            return Err(Error::model(
+                "expected labels in the manifest, but found none",
+            ));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            width: labels.len(),
+            vectors,
+        })
+    }
+}
+
 /// The units that an output has vectors for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vectors {

@@ -132,17 +132,8 @@ impl TokenClassificationPipeline {
         route: impl Into<Route>,
         settings: TokenClassificationSettings,
     ) -> Result<Self> {
-        if settings.labels.is_empty() {
-            return Err(Error::model(
-                "expected labels in the manifest, but found none",
-            ));
-        }
-        let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput {
-            name,
-            width,
-            vectors: Vectors::PerToken,
-        }];
+        let output = NamedOutput::of_labels(&settings.output, &settings.labels, Vectors::PerToken)?;
+        let output = vec![output];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
         let labels = settings
             .labels

@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
     pub fn words(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let [tokens, words] = inputs(node)?;
         let (input, width) = self.tokens(node, tokens)?;
-        let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
+        let is_numbers = self.are_numbers(words)?;
         match is_numbers && width.is_multiple_of(LANES) {
             true => Ok(Meaning::Words {
                 input: Some(input),
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         else {
             return Err(refuse());
         };
-        let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
+        let is_numbers = self.are_numbers(words)?;
         let width = self.values[input].width;
         if !is_numbers || layers != self.lstms.len() {
             return Err(refuse());
@@ -189,6 +189,12 @@ impl<'a> Reader<'a> {
         Ok(self.scores(head, Scorer::Texts(scorer), 1))
     }
 
+    /// Whether these are the numbers of tokens' words.
+    fn are_numbers(&self, words: &str) -> Result<bool> {
+        let words = self.meaning(words)?;
+        Ok(matches!(words, Meaning::Words { input: None, .. }))
+    }
+
     /// The parts that all heads have, and the node's other constants.
     fn head(&self, node: &'a NodeProto) -> Result<(HeadInputs, Constants<'_, 'a>)> {
         let refuse = || other_inputs(node);
@@ -222,7 +228,7 @@ impl<'a> Reader<'a> {
         else {
             return Err(refuse());
         };
-        let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
+        let is_numbers = self.are_numbers(words)?;
         let is_of_tokens = marker.is_none_or(|(_, tokens)| tokens == input);
         if !is_numbers || !is_of_tokens || count != self.lstms.len() {
             return Err(refuse());
