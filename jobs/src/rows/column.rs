@@ -81,6 +81,28 @@ pub fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Re
     }
 }
 
+/// The places of the columns `names` among a file's, `known`.
+///
+/// # Errors
+/// The file does not have a column once.
+pub fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
+    let place = |name: &String| {
+        let mut places = (0..known.len()).filter(|at| known[*at] == *name);
+        match (places.next(), places.next()) {
+            (Some(place), None) => Ok(place),
+            (None, _) => Err(Error::invalid(format!(
+                "no column `{name}`; the file has {}",
+                quoted(known)
+            ))),
+            _ => Err(
+                Error::invalid(format!("several columns are called `{name}`"))
+                    .with_hint("rename the others"),
+            ),
+        }
+    };
+    names.iter().map(place).collect()
+}
+
 fn is_named(name: &str, known: &str) -> bool {
     name.trim().eq_ignore_ascii_case(known)
 }

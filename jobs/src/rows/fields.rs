@@ -1,18 +1,18 @@
 //! Values in a row's columns besides its text, for outputs that store some columns.
 
+use std::mem;
+
 use serde_json::Value;
 
 use super::{
     chunk::{CsvRow, Head, JsonTypes, Rows},
+    column::places,
     csv::{dialect::Dialect, records::Splitter},
     json_fields::TextField,
     numbers::is_exact,
 };
 use crate::output::answer::{ErrorKind, RowError, RowResult};
-use kivu::{
-    error::{Error, Result, quoted},
-    json::wrong_scalar,
-};
+use kivu::{error::Result, json::wrong_scalar};
 
 /// Columns of a file, by name.
 pub struct Fields {
@@ -128,27 +128,6 @@ impl Fields {
     }
 }
 
-fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
-    let place = |name: &String| {
-        let found: Vec<usize> = (0..known.len())
-            .filter(|place| known[*place] == name)
-            .collect();
-        match found.as_slice() {
-            [place] => Ok(*place),
-            [] => Err(Error::invalid(format!(
-                "expected a column `{name}`, but found only {}",
-                quoted(known)
-            ))),
-            found => Err(Error::invalid(format!(
-                "expected one column `{name}`, but found {}",
-                found.len()
-            ))
-            .with_hint("rename the others")),
-        }
-    };
-    names.iter().map(place).collect()
-}
-
 /// An empty field has no value.
 fn csv_field(field: &[u8], name: &str) -> Result<Value, RowError> {
     match field {
@@ -164,6 +143,12 @@ fn csv_field(field: &[u8], name: &str) -> Result<Value, RowError> {
     }
 }
 
+/// The rows at these places.
+fn taken<T: Default>(mut rows: Vec<T>, places: &[usize]) -> Vec<T> {
+    let taken = places.iter().map(|place| mem::take(&mut rows[*place]));
+    taken.collect()
+}
+
 /// Rows, and their results, that are errors, in as few parts as their format permits.
 pub fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> {
     let is_failed = |place: &usize| results.get(*place).is_some_and(Result::is_err);
@@ -173,20 +158,8 @@ pub fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> 
         return Vec::new();
     }
     match rows {
-        Rows::Lines(mut lines) => {
-            let lines = places
-                .iter()
-                .map(|place| std::mem::take(&mut lines[*place]))
-                .collect();
-            vec![(Rows::Lines(lines), errors())]
-        }
-        Rows::Records(mut records) => {
-            let records = places
-                .iter()
-                .map(|place| std::mem::take(&mut records[*place]))
-                .collect();
-            vec![(Rows::Records(records), errors())]
-        }
+        Rows::Lines(lines) => vec![(Rows::Lines(taken(lines, &places)), errors())],
+        Rows::Records(records) => vec![(Rows::Records(taken(records, &places)), errors())],
         Rows::Columns(rows) => places
             .iter()
             .map(|place| {
@@ -261,8 +234,8 @@ mod tests {
                 .unwrap()
                 .to_string()
         };
-        insta::assert_snapshot!(refused("text,key"), @"expected a column `id`, but found only `text`, `key`");
-        insta::assert_snapshot!(refused("id,text,id"), @"expected one column `id`, but found 2; rename the others");
+        insta::assert_snapshot!(refused("text,key"), @"no column `id`; the file has `text`, `key`");
+        insta::assert_snapshot!(refused("id,text,id"), @"several columns are called `id`; rename the others");
     }
 
     #[test]

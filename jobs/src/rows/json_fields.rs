@@ -5,13 +5,14 @@ use std::{borrow::Cow, fmt};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
+    de::{MapAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
 use super::column::Content;
 
 /// A row's text field.
+#[derive(Clone, Copy)]
 pub enum TextField<'a> {
     Missing,
     Found(&'a RawValue),
@@ -22,9 +23,16 @@ pub enum TextField<'a> {
 impl<'a> TextField<'a> {
     /// Finds the field `column` in an object.
     pub fn of(json: &'a str, column: &str) -> serde_json::Result<Self> {
-        let mut parser = serde_json::Deserializer::from_str(json);
-        let field = Search { column }.deserialize(&mut parser)?;
-        parser.end().map(|()| field)
+        let mut field = Self::Missing;
+        each_field(json, |name, value| {
+            if name == column {
+                field = match field {
+                    Self::Missing => Self::Found(value),
+                    _ => Self::Repeated,
+                };
+            }
+        })?;
+        Ok(field)
     }
 }
 
@@ -42,73 +50,42 @@ pub fn other_type(value: &RawValue) -> Option<&'static str> {
 
 /// Field contents in an object.
 pub fn contents(json: &str) -> serde_json::Result<Vec<(Cow<'_, str>, Content)>> {
-    serde_json::from_str::<Contents<'_>>(json).map(|contents| contents.0)
+    let mut contents = Vec::new();
+    each_field(json, |name, value| {
+        let content = match other_type(value) {
+            None => Content::Texts,
+            Some("null") => Content::Empty,
+            Some(_) => Content::Other,
+        };
+        contents.push((name, content));
+    })?;
+    Ok(contents)
 }
 
-struct Search<'a> {
-    column: &'a str,
+/// Calls `each` with the fields of an object.
+fn each_field<'a>(
+    json: &'a str,
+    each: impl FnMut(Cow<'a, str>, &'a RawValue),
+) -> serde_json::Result<()> {
+    let mut parser = serde_json::Deserializer::from_str(json);
+    Deserializer::deserialize_map(&mut parser, EachField(each))?;
+    parser.end()
 }
 
-impl<'de> DeserializeSeed<'de> for Search<'_> {
-    type Value = TextField<'de>;
+struct EachField<F>(F);
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Search<'_> {
-    type Value = TextField<'de>;
+impl<'de, F: FnMut(Cow<'de, str>, &'de RawValue)> Visitor<'de> for EachField<F> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
-        let mut field = TextField::Missing;
-        while let Some(name) = fields.next_key::<Name<'_>>()? {
-            if name.0 != self.column {
-                fields.next_value::<IgnoredAny>()?;
-                continue;
-            }
-            let value = fields.next_value()?;
-            field = match field {
-                TextField::Missing => TextField::Found(value),
-                _ => TextField::Repeated,
-            };
+    fn visit_map<A: MapAccess<'de>>(mut self, mut fields: A) -> Result<(), A::Error> {
+        while let Some((Name(name), value)) = fields.next_entry::<Name<'de>, &'de RawValue>()? {
+            (self.0)(name, value);
         }
-        Ok(field)
-    }
-}
-
-struct Contents<'a>(Vec<(Cow<'a, str>, Content)>);
-
-impl<'de> Deserialize<'de> for Contents<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(AllFields)
-    }
-}
-
-struct AllFields;
-
-impl<'de> Visitor<'de> for AllFields {
-    type Value = Contents<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
-        let mut contents = Vec::new();
-        while let Some((name, value)) = fields.next_entry::<Name<'de>, &RawValue>()? {
-            let content = match other_type(value) {
-                None => Content::Texts,
-                Some("null") => Content::Empty,
-                Some(_) => Content::Other,
-            };
-            contents.push((name.0, content));
-        }
-        Ok(Contents(contents))
+        Ok(())
     }
 }
 

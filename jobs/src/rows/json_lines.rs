@@ -18,7 +18,7 @@ use super::{
     },
     column::{Content, find_column, free_name, is_known},
     json_fields::{TextField, contents, other_type},
-    lines::Lines,
+    lines::{Lines, line_text},
 };
 use crate::{
     input::compression::Packer,
@@ -99,27 +99,10 @@ impl JsonLinesReader {
     }
 
     fn text(&self, line: &[u8]) -> Result<String, RowError> {
-        let malformed = |message: String| RowError::new(ErrorKind::Row, message);
-        if line.len() > MAX_ROW_BYTES {
-            return Err(malformed(format!(
-                "expected a row of at most {MAX_ROW_BYTES} bytes, but found more"
-            )));
-        }
-        let json = std::str::from_utf8(line).map_err(|error| {
-            let place = error.valid_up_to();
-            malformed(format!(
-                "expected UTF-8, but found the byte 0x{:02x} at column {}",
-                line.get(place).copied().unwrap_or_default(),
-                place + 1
-            ))
-            .with_hint("convert the file, such as with `iconv`")
-        })?;
-        let column = &self.column;
+        let (json, column) = (line_text(line)?, &self.column);
         let field = TextField::of(json, column).map_err(|error| {
-            malformed(format!(
-                "expected a JSON object, but found {}",
-                message(&error)
-            ))
+            let message = format!("expected a JSON object, but found {}", message(&error));
+            RowError::new(ErrorKind::Row, message)
         })?;
         let found = match field {
             TextField::Missing => "nothing".to_owned(),

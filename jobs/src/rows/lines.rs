@@ -3,10 +3,28 @@
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::chunk::{MAX_ROW_BYTES, reading};
+use crate::output::answer::{ErrorKind, RowError};
 use kivu::error::Result;
 
 /// Some programs write it at the start of UTF-8 files.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// A line's text; an error if it is too long, or not UTF-8.
+pub fn line_text(line: &[u8]) -> Result<&str, RowError> {
+    if line.len() > MAX_ROW_BYTES {
+        let message = format!("expected a row of at most {MAX_ROW_BYTES} bytes, but found more");
+        return Err(RowError::new(ErrorKind::Row, message));
+    }
+    std::str::from_utf8(line).map_err(|error| foreign_byte(line, error.valid_up_to()))
+}
+
+/// The error for a line with a byte that no text has at `place`.
+pub fn foreign_byte(line: &[u8], place: usize) -> RowError {
+    let byte = line.get(place).copied().unwrap_or_default();
+    let column = place + 1;
+    let message = format!("expected UTF-8, but found the byte 0x{byte:02x} at column {column}");
+    RowError::new(ErrorKind::Row, message).with_hint("convert the file, such as with `iconv`")
+}
 
 /// Reads a file's lines.
 pub struct Lines {

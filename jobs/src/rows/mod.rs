@@ -20,7 +20,7 @@ pub use self::{
         CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,
         ParquetRows, Piece, RowReader, RowWriter, Rows, WrittenPiece, mismatched, reading,
     },
-    column::{Content, find_column, free_name, has_known_column, is_known},
+    column::{Content, find_column, free_name, has_known_column, is_known, places},
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},
     ids::Ids,
@@ -28,7 +28,7 @@ pub use self::{
     lines::BYTE_ORDER_MARK,
     numbers::normal_number,
     parquet::{Parquet, ParquetFormat},
-    replace::{ReplacedColumns, places},
+    replace::ReplacedColumns,
     request_lines::{RequestReader, RequestWriter, is_request},
     text_lines::{TEXT_COLUMN, TextReader},
 };

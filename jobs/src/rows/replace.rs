@@ -4,35 +4,14 @@ use std::collections::BTreeMap;
 
 use super::{
     chunk::{CsvHeader, CsvRow, Head, Rows, mismatched},
+    column::places,
     csv::records::Splitter,
     json_fields::{TextField, other_type},
 };
-use kivu::error::{Error, Message, Result, quoted};
+use kivu::error::{Error, Message, Result};
 
 /// Replaces a text.
 type Replace<'a> = dyn FnMut(&str) -> Result<String> + 'a;
-
-/// The places of the columns `names` among a file's, `known`.
-///
-/// # Errors
-/// The file does not have a column once.
-pub fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
-    let place = |name: &String| {
-        let mut places = (0..known.len()).filter(|at| known[*at] == *name);
-        match (places.next(), places.next()) {
-            (Some(place), None) => Ok(place),
-            (None, _) => Err(Error::invalid(format!(
-                "no column `{name}`; the file has {}",
-                quoted(known)
-            ))),
-            _ => Err(
-                Error::invalid(format!("several columns are called `{name}`"))
-                    .with_hint("rename the others"),
-            ),
-        }
-    };
-    names.iter().map(place).collect()
-}
 
 /// Columns whose texts are replaced.
 #[derive(Clone)]

@@ -5,9 +5,9 @@ use std::{borrow::Cow, collections::BTreeSet, fmt, io::Read};
 use serde::{Deserialize, Deserializer, de};
 
 use super::{
-    chunk::{CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece},
+    chunk::{CHUNK_ROWS, Chunk, Head, RowReader, RowWriter, Rows, WrittenPiece},
     ids::Ids,
-    lines::Lines,
+    lines::{Lines, line_text},
 };
 use crate::{
     input::compression::Packer,
@@ -49,26 +49,20 @@ impl RequestReader {
             return Ok(None);
         }
         self.rows += 1;
-        let wrong = |message: String| RowError::new(ErrorKind::Row, message);
-        if line.len() > MAX_ROW_BYTES {
-            let message =
-                format!("expected a line of at most {MAX_ROW_BYTES} bytes, but found more");
-            return Ok(Some(Err(wrong(message))));
-        }
-        let Ok(line) = String::from_utf8(line) else {
-            let message = "expected UTF-8, but found other bytes".to_owned();
-            return Ok(Some(Err(wrong(message))));
+        let line = match line_text(&line) {
+            Ok(line) => line,
+            Err(error) => return Ok(Some(Err(error))),
         };
-        match serde_json::from_str(&line) {
+        match serde_json::from_str(line) {
             Ok(Named { custom_id }) if !self.ids.add(&custom_id) => {
                 let message = format!(
                     "request {} has the `custom_id` of an earlier one",
                     self.rows
                 );
-                Ok(Some(Err(wrong(message))))
+                Ok(Some(Err(RowError::new(ErrorKind::Row, message))))
             }
             // A line that is no request is refused with the reason.
-            _ => Ok(Some(Ok(line))),
+            _ => Ok(Some(Ok(line.to_owned()))),
         }
     }
 }

@@ -5,12 +5,9 @@ use std::io::Read;
 use serde_json::json;
 
 use super::{
-    chunk::{
-        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, CsvRow, Head, Layout, MAX_ROW_BYTES, RowReader,
-        Rows,
-    },
+    chunk::{CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, CsvRow, Head, Layout, RowReader, Rows},
     csv::dialect::{CsvOptions, LineEnd},
-    lines::Lines,
+    lines::{Lines, foreign_byte, line_text},
 };
 use crate::output::answer::{ErrorKind, RowError};
 use kivu::error::Result;
@@ -60,25 +57,18 @@ fn record(header: &CsvHeader, line: &[u8]) -> CsvRow {
 
 /// The text in a line.
 fn text(line: &[u8]) -> Result<String, RowError> {
-    let malformed = |message: String| RowError::new(ErrorKind::Row, message);
-    if line.len() > MAX_ROW_BYTES {
-        return Err(malformed(format!(
-            "expected a line of at most {MAX_ROW_BYTES} bytes, but found more"
-        )));
+    let text = line_text(line)?;
+    if let Some(place) = text.find('\r') {
+        let message = format!(
+            "expected a line that ends with LF or CRLF, but found CR at column {}",
+            place + 1
+        );
+        return Err(RowError::new(ErrorKind::Row, message));
     }
-    let foreign = match std::str::from_utf8(line) {
-        Ok(text) if line.contains(&b'\r') => {
-            let place = text.find('\r').unwrap_or_default() + 1;
-            return Err(malformed(format!(
-                "expected a line that ends with LF or CRLF, but found CR at column {place}"
-            )));
-        }
-        Ok(text) if !line.contains(&0) => return Ok(text.to_owned()),
-        Ok(_) => 0,
-        Err(error) => line[error.valid_up_to()],
-    };
-    let message = format!("expected UTF-8, but found the byte 0x{foreign:02x}");
-    Err(malformed(message).with_hint("convert the file, such as with `iconv`"))
+    match text.find('\0') {
+        Some(place) => Err(foreign_byte(line, place)),
+        None => Ok(text.to_owned()),
+    }
 }
 
 impl RowReader for TextReader {
@@ -177,9 +167,9 @@ mod tests {
         {"text":"a, \"b\"","score":0.5}
         {"text":"","score":0.5}
         {"text":" sep=;\t","score":0.5}
-        {"input_base64":"/w==","error":"expected UTF-8, but found the byte 0xff; convert the file, such as with `iconv`"}
+        {"input_base64":"/w==","error":"expected UTF-8, but found the byte 0xff at column 1; convert the file, such as with `iconv`"}
         {"input":"c\rd","error":"expected a line that ends with LF or CRLF, but found CR at column 2"}
-        {"input":"e\u0000","error":"expected UTF-8, but found the byte 0x00; convert the file, such as with `iconv`"}
+        {"input":"e\u0000","error":"expected UTF-8, but found the byte 0x00 at column 2; convert the file, such as with `iconv`"}
         {"text":"last","score":0.5}
         "#);
         let csv = written(Some(b','));
