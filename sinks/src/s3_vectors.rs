@@ -2,8 +2,6 @@
 
 use std::{fmt, sync::Arc};
 
-use serde_json::Value;
-
 use super::{
     errors::other_dimensions,
     retry::{Failure, retried},
@@ -11,7 +9,7 @@ use super::{
 };
 use kivu::error::{Error, Result};
 use kivu_aws::vector_index::{IndexError, IndexForm, IndexName, IndexedVector, VectorIndex};
-use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
+use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl, value_bytes};
 
 /// The service's limits: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-vectors-limitations.html>.
 const MAX_KEY_CHARACTERS: usize = 1024;
@@ -169,7 +167,7 @@ impl S3Vectors {
         let counted =
             fields.filter(|((_, is_filterable), value)| counts(*is_filterable) && !value.is_null());
         counted
-            .map(|((name, _), value)| name.len() + bytes(value))
+            .map(|((name, _), value)| name.len() + value_bytes(value, 1))
             .sum()
     }
 
@@ -221,19 +219,6 @@ impl S3Vectors {
         }
         requests.push(&records[first..]);
         requests
-    }
-}
-
-/// A value's bytes without punctuation.
-fn bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(bytes).sum(),
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| name.len() + bytes(value))
-            .sum(),
-        _ => 1,
     }
 }
 

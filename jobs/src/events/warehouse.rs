@@ -52,13 +52,7 @@ impl Redshift {
         let name = &self.external_function;
         let function = rules.function("redshift", name, &BTreeMap::new())?;
         let results = function.call(self.arguments, until).await?;
-        check_size(
-            results
-                .iter()
-                .flatten()
-                .map(|json| escaped_len(json) + 3)
-                .sum(),
-        )?;
+        check_escaped(&results, 3)?;
         results
             .into_iter()
             .map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json)))
@@ -158,13 +152,7 @@ impl Snowflake {
         let (numbers, rows) = numbered(&unpacked(self.body)?)?;
         let results = function.call(rows, until).await?;
         // The body is a text in JSON, too.
-        check_size(
-            results
-                .iter()
-                .flatten()
-                .map(|json| escaped_len(json) + 24)
-                .sum(),
-        )?;
+        check_escaped(&results, 24)?;
         let rows = numbers.iter().zip(&results);
         let rows = rows
             .map(|(number, result)| format!("[{number},{}]", result.as_deref().unwrap_or("null")));
@@ -216,6 +204,12 @@ fn numbered(body: &[u8]) -> Result<(Vec<u64>, Vec<Vec<Value>>)> {
         .collect::<Result<Vec<_>>>()?
         .into_iter()
         .unzip())
+}
+
+/// Refuses results that are too long for a response, as strings in JSON, each with so many more bytes.
+fn check_escaped(results: &[Option<String>], others: usize) -> Result<()> {
+    let escaped = |json: &String| escaped_len(json) + others;
+    check_size(results.iter().flatten().map(escaped).sum())
 }
 
 /// The length of JSON within a JSON string, without the quotes around it.

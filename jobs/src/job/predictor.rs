@@ -25,7 +25,7 @@ use kivu::{
     task::{
         JobNumberScope, JobOptions, Scope,
         classification::{
-            ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
+            self, ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
         },
         embedding::{Embedder, EmbeddingParameters},
         entities::{
@@ -71,6 +71,13 @@ impl Scores {
             Self::Best => label_columns(),
             Self::All => label_columns().iter().copied().chain(all).collect(),
         }
+    }
+
+    /// Each text's answer, and the usage.
+    fn answers(self, labels: &[String], found: classification::Scores) -> (Vec<Answer>, Usage) {
+        let labels: Vec<Arc<str>> = labels.iter().map(|label| label.as_str().into()).collect();
+        let answers = found.rows.iter().map(|scores| self.answer(&labels, scores));
+        (answers.collect(), found.usage)
     }
 
     fn answer(self, labels: &[Arc<str>], scores: &[f32]) -> Answer {
@@ -409,15 +416,11 @@ impl Predictor {
                 let found = classifier
                     .run(texts.into_iter().map(Input::Text).collect(), deadline)
                     .await?;
-                let labels = shared(classifier.labels());
-                let answers = found.rows.iter().map(|scores| kept.answer(&labels, scores));
-                Ok((answers.collect(), found.usage))
+                Ok(kept.answers(classifier.labels(), found))
             }
             Self::ZeroShot(classifier, kept) => {
                 let found = classifier.run(&texts, deadline).await?;
-                let labels = shared(classifier.labels());
-                let answers = found.rows.iter().map(|scores| kept.answer(&labels, scores));
-                Ok((answers.collect(), found.usage))
+                Ok(kept.answers(classifier.labels(), found))
             }
             Self::Entities(finder, is_of_file) => {
                 let found = finder.run(texts, deadline).await?;
@@ -509,10 +512,6 @@ fn vector_cells(embedder: &Embedder, text: TextVectors) -> Answer {
         .chain(sparse)
         .chain(text.multi_vector.map(Cell::Vectors))
         .collect()
-}
-
-fn shared(labels: &[String]) -> Vec<Arc<str>> {
-    labels.iter().map(|label| label.as_str().into()).collect()
 }
 
 fn lacks(model: &Model, parameter: &str) -> Error {

@@ -11,5 +11,5 @@ mod writer;
 pub use self::{
     interface::{Refusal, Sink, SinkKind, SinkSettings, SinkUrl, Sinks},
     record::Record,
-    writer::SinkWriter,
+    writer::{SinkWriter, value_bytes},
 };

@@ -97,7 +97,8 @@ impl SinkWriter {
         for (row, result) in answers.results.iter_mut().enumerate() {
             match self.record(&rows, row, result) {
                 Ok(record) => {
-                    let metadata: usize = record.metadata.iter().map(value_bytes).sum();
+                    let bytes = |value| value_bytes(value, 8);
+                    let metadata: usize = record.metadata.iter().map(bytes).sum();
                     self.bytes +=
                         record.vector.len() * size_of::<f32>() + record.id.len() + metadata;
                     self.records.push(record);
@@ -183,16 +184,16 @@ impl SinkWriter {
     }
 }
 
-/// A value's size, roughly.
-fn value_bytes(value: &Value) -> usize {
+/// A value's size without punctuation; each value other than texts counts as `scalar` bytes.
+pub fn value_bytes(value: &Value, scalar: usize) -> usize {
     match value {
         Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(value_bytes).sum(),
+        Value::Array(values) => values.iter().map(|it| value_bytes(it, scalar)).sum(),
         Value::Object(fields) => fields
             .iter()
-            .map(|(name, value)| name.len() + value_bytes(value))
+            .map(|(name, value)| name.len() + value_bytes(value, scalar))
             .sum(),
-        _ => 8,
+        _ => scalar,
     }
 }
 
