@@ -103,6 +103,17 @@ pub struct Date {
 }
 
 impl Date {
+    /// The day after so many days since 1970.
+    pub fn after_1970(mut days: u64) -> Self {
+        let (mut year, mut month) = (1970, 1);
+        while days >= days_in(year, month).into() {
+            days -= u64::from(days_in(year, month));
+            (year, month) = (year + month / 12, month % 12 + 1);
+        }
+        let day = days as u32 + 1;
+        Self { year, month, day }
+    }
+
     /// The time at which the day ends.
     fn end(self) -> SystemTime {
         let leap_days = |year: u32| year / 4 - year / 100 + year / 400;

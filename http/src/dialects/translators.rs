@@ -173,22 +173,14 @@ impl LanguageRequest {
             generate_parameters: Some(generation),
             ..TextToTextParameters::default()
         };
-        let found = match (
-            sources.listed.len() > 1,
-            detection::is_available(&context.models),
-        ) {
-            (true, false) if sources.is_optional => {
-                translate_texts(context, None, parameters, texts).await
+        let has_several = sources.listed.len() > 1;
+        let found = match detection::is_available(&context.models) {
+            true if has_several => {
+                translate_identified(context, None, parameters, texts, &sources).await
             }
-            (false, _) => translate_texts(context, None, parameters, texts).await,
-            (true, true) => translate_identified(context, None, parameters, texts, &sources).await,
-            (true, false) => {
-                let codes: Vec<_> = sources
-                    .listed
-                    .iter()
-                    .take(8)
-                    .map(|language| &language.code)
-                    .collect();
+            false if has_several && !sources.is_optional => {
+                let listed = sources.listed.iter().take(8);
+                let codes: Vec<_> = listed.map(|language| &language.code).collect();
                 Err(Error::invalid(format!(
                     "`{source_field}` is missing: no served model identifies languages"
                 ))
@@ -198,6 +190,7 @@ impl LanguageRequest {
                     quoted(&codes)
                 )))
             }
+            _ => translate_texts(context, None, parameters, texts).await,
         };
         found.map_err(|error| self.rename(error))
     }
@@ -341,19 +334,6 @@ pub async fn deepl(FormOrJson(context, body): FormOrJson) -> ApiResult {
     Ok(by_model(&answer, &found.usage))
 }
 
-fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
-    match found {
-        Some(found) => {
-            let found: String = found.chars().take(40).collect();
-            Err(Error::invalid(format!(
-                "expected `{field}` to be {expected}, but found `{}`",
-                found.escape_debug()
-            )))
-        }
-        None => Ok(()),
-    }
-}
-
 /// Target languages per source language, over all models.
 fn directions(models: &CallerModels) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
     let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
@@ -396,14 +376,21 @@ pub async fn deepl_languages(
     let fields = form_urlencoded::parse(query.as_bytes()).chain(form_urlencoded::parse(&form));
     let mut found = None;
     for (_, kind) in fields.filter(|(name, _)| name == "type") {
-        refuse(
-            "type",
-            Some(kind.to_string()).filter(|kind| kind != "source" && kind != "target"),
-            "`source` or `target`",
-        )?;
+        let is_target = match &*kind {
+            "source" => false,
+            "target" => true,
+            other => {
+                let other: String = other.chars().take(40).collect();
+                return Err(Error::invalid(format!(
+                    "expected `type` to be `source` or `target`, but found `{}`",
+                    other.escape_debug()
+                ))
+                .into());
+            }
+        };
         if found
-            .replace(kind == "target")
-            .is_some_and(|first| first != (kind == "target"))
+            .replace(is_target)
+            .is_some_and(|first| first != is_target)
         {
             return Err(
                 Error::invalid("expected one `type`, but found `source` and `target`").into(),

@@ -118,13 +118,9 @@ pub async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) ->
         keep_alive: body.keep_alive,
         options: body.options,
         parameters,
+        field: ("input", body.input, context.texts.clone()),
     };
-    let field = TextField {
-        name: "input",
-        content: body.input,
-        limit: context.texts.clone(),
-    };
-    let found = embed_with(&context, request, field).await?;
+    let found = embed_with(&context, request).await?;
     let answer = EmbedResponse {
         model: &found.model.name,
         embeddings: found.embeddings.vectors,
@@ -149,25 +145,22 @@ pub async fn embeddings(
         keep_alive: body.keep_alive,
         options: body.options,
         parameters,
+        field: ("prompt", body.prompt, context.texts.at_most(1)),
     };
-    let field = TextField {
-        name: "prompt",
-        content: body.prompt,
-        limit: context.texts.at_most(1),
-    };
-    let mut found = embed_with(&context, request, field).await?;
+    let mut found = embed_with(&context, request).await?;
     let answer = EmbeddingsResponse {
         embedding: found.embeddings.vectors.pop().unwrap_or_default(),
     };
     Ok(by_model(&answer, &found.embeddings.usage))
 }
 
-/// A request without its texts.
 struct Request {
     model: Option<String>,
     keep_alive: Option<KeepAlive>,
     options: Option<OllamaOptions>,
     parameters: EmbeddingParameters,
+    /// The field with the texts, which may be empty, and how many there may be.
+    field: (&'static str, Content, RequestTexts),
 }
 
 /// Vectors, with the model that they come from.
@@ -177,18 +170,7 @@ struct Embedded<'a> {
     embeddings: Embeddings<Vec<f32>>,
 }
 
-/// A field with texts, which may be empty.
-struct TextField {
-    name: &'static str,
-    content: Content,
-    limit: RequestTexts,
-}
-
-async fn embed_with<'a>(
-    context: &'a Context,
-    request: Request,
-    field: TextField,
-) -> Result<Embedded<'a>> {
+async fn embed_with<'a>(context: &'a Context, request: Request) -> Result<Embedded<'a>> {
     let (looked_up, was_loaded) = (Instant::now(), is_loaded(context, request.model.as_deref()));
     let (model, pipeline) = context.embedding(request.model.as_deref()).await?;
     let load_time = if was_loaded {
@@ -199,23 +181,24 @@ async fn embed_with<'a>(
     if let Some(keep_alive) = &request.keep_alive {
         context.app.catalog.keep(&model.name, keep_alive.duration());
     }
-    let is_empty = match &field.content {
+    let (field, content, limit) = request.field;
+    let is_empty = match &content {
         Content::Text(text) => text.is_empty(),
         Content::List(texts) => texts.count == 0,
         other => other.is_null(),
     };
+    let embedded = |embeddings| Embedded {
+        model,
+        load_time,
+        embeddings,
+    };
     if is_empty {
-        let embeddings = Embeddings {
+        return Ok(embedded(Embeddings {
             vectors: Vec::new(),
             usage: Default::default(),
-        };
-        return Ok(Embedded {
-            model,
-            load_time,
-            embeddings,
-        });
+        }));
     }
-    let texts = inputs::texts(field.name, field.content, &field.limit)?;
+    let texts = inputs::texts(field, content, &limit)?;
     if let Some(limit) = request.options.and_then(|options| options.num_ctx)
         && limit < pipeline.settings().max_tokens
     {
@@ -226,12 +209,8 @@ async fn embed_with<'a>(
     let options = request.parameters.options(pipeline, &context.scope())?;
     let dimensions = pipeline.dimensions(options.dimensions)?;
     context.check_response(inputs.len() * Form::FLOATS.min_bytes(dimensions))?;
-    let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
-    Ok(Embedded {
-        model,
-        load_time,
-        embeddings,
-    })
+    let found = pipeline.embed(inputs, &options, context.deadline).await?;
+    Ok(embedded(found))
 }
 
 /// A request's own token limit, with the prompt that counts towards it.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
+    auth::Date,
     bodies::{
         inputs::one_value,
         rejection::ApiResult,
@@ -210,29 +211,9 @@ pub async fn version() -> Json<Version> {
 /// A time since 1970 in RFC 3339, in UTC.
 fn timestamp(time: Duration) -> String {
     let seconds = time.min(NEVER).as_secs();
-    let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let is_leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let mut year = 1970;
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
+    let (date, of_day) = (Date::after_1970(seconds / 86_400), seconds % 86_400);
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!(
-        "{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z",
-        days + 1
-    )
+    format!("{date}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 #[cfg(test)]
