@@ -196,14 +196,7 @@ fn resource(config: &OtlpConfig, default_service: &str) -> Resource {
 }
 
 fn traces(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<SdkTracerProvider> {
-    let exporter = SpanExporter::builder()
-        .with_http()
-        .with_http_client(Client::new("traces", to, Handle::current())?)
-        .with_retry_policy(RetryPolicy::recommended().with_max_retries(RETRIES))
-        .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(&to.url)
-        .with_timeout(to.timeout)
-        .with_headers(headers(to))
+    let exporter = sending(SpanExporter::builder().with_http(), "traces", to)?
         .build()
         .map_err(cannot_start)?;
     let queue = BatchConfigBuilder::default()
@@ -228,19 +221,12 @@ fn traces(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<
 }
 
 fn metrics(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<SdkMeterProvider> {
-    let exporter = MetricExporter::builder()
-        .with_temporality(if config.has_deltas {
-            Temporality::Delta
-        } else {
-            Temporality::Cumulative
-        })
-        .with_http()
-        .with_http_client(Client::new("metrics", to, Handle::current())?)
-        .with_retry_policy(RetryPolicy::recommended().with_max_retries(RETRIES))
-        .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(&to.url)
-        .with_timeout(to.timeout)
-        .with_headers(headers(to))
+    let exporter = MetricExporter::builder().with_temporality(if config.has_deltas {
+        Temporality::Delta
+    } else {
+        Temporality::Cumulative
+    });
+    let exporter = sending(exporter.with_http(), "metrics", to)?
         .build()
         .map_err(cannot_start)?;
     let reader = PeriodicReader::builder(exporter)
@@ -252,11 +238,21 @@ fn metrics(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result
         .build())
 }
 
-fn headers(to: &OtlpReceiver) -> std::collections::HashMap<String, String> {
-    to.headers
-        .iter()
-        .map(|(name, value)| (name.clone(), value.0.clone()))
-        .collect()
+/// An exporter's builder that sends `what` to this receiver.
+fn sending<B: WithHttpConfig + WithExportConfig>(
+    builder: B,
+    what: &'static str,
+    to: &OtlpReceiver,
+) -> Result<B> {
+    let headers = to.headers.iter();
+    let headers = headers.map(|(name, value)| (name.clone(), value.0.clone()));
+    Ok(builder
+        .with_http_client(Client::new(what, to, Handle::current())?)
+        .with_retry_policy(RetryPolicy::recommended().with_max_retries(RETRIES))
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(&to.url)
+        .with_timeout(to.timeout)
+        .with_headers(headers.collect()))
 }
 
 fn cannot_start(error: impl std::error::Error + Send + Sync + 'static) -> Error {
