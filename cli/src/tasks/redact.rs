@@ -1,15 +1,16 @@
 //! `kivu redact` and `kivu restore`: personal data in a file, and back.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, Permissions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 use tokio::runtime::Runtime;
 
 use super::batch::{STANDARD, listed, model_threads, require_options_of};
@@ -188,7 +189,7 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
     })?;
     if let Some(mut secret) = secret {
         let contents = MappingFile {
-            file: digest(&file.partial)?,
+            file: digest(file.partial.path())?,
             name: name(&files.output),
             columns: listed("--columns", &files.columns)?,
             placeholders: redactor.mapping().clone(),
@@ -381,9 +382,15 @@ impl Files {
         let found = match named.format.is_some() || named.compression.is_some() {
             false if columns.is_empty() => {
                 regular_file::open(input).map_err(Error::cannot("read", input.display()))?;
-                rewrite_text(input, &mut output.file, replace)?
+                rewrite_text(input, output.partial.as_file_mut(), replace)?
             }
-            _ => rewrite(input, &columns, &mut output.file, parquet, replace)?,
+            _ => rewrite(
+                input,
+                &columns,
+                output.partial.as_file_mut(),
+                parquet,
+                replace,
+            )?,
         };
         let missing = found.missing.iter().map(|(name, count)| {
             let (rows, were) = match count {
@@ -431,9 +438,7 @@ fn require_same_form(input: &Path, output: &Path) -> Result<()> {
 /// A new file, which has another name until it is complete, and is removed unless it is kept.
 struct NewFile {
     path: PathBuf,
-    partial: PathBuf,
-    file: File,
-    is_kept: bool,
+    partial: NamedTempFile,
 }
 
 impl NewFile {
@@ -445,57 +450,40 @@ impl NewFile {
                 path.display()
             )));
         };
+        let failed = || Error::cannot("create", path.display());
         if fs::symlink_metadata(path).is_ok() {
-            let exists = io::ErrorKind::AlreadyExists.into();
-            return Err(Error::cannot("create", path.display())(exists));
+            return Err(failed()(io::ErrorKind::AlreadyExists.into()));
         }
-        let partial = path.with_file_name(format!("{name}{PARTIAL}"));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&partial)
-            .map_err(Error::cannot("create", partial.display()))?;
+        let partial = tempfile::Builder::new()
+            .prefix(&name)
+            .suffix(PARTIAL)
+            .permissions(Permissions::from_mode(mode))
+            .tempfile_in(path.parent().unwrap_or(Path::new("")))
+            .map_err(failed())?;
         Ok(Self {
             path: path.to_owned(),
             partial,
-            file,
-            is_kept: false,
         })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let written = self.file.write_all(bytes);
+        let written = self.partial.write_all(bytes);
         written.map_err(Error::cannot("write", self.path.display()))
     }
 
     fn sync(&self) -> Result<()> {
-        let synced = self.file.sync_all();
+        let synced = self.partial.as_file().sync_all();
         synced.map_err(Error::cannot("write", self.path.display()))
     }
 
     /// Gives the file its name, unless another one has got it since.
-    fn keep(mut self) -> Result<()> {
-        rename_new(&self.partial, &self.path)
-            .map_err(Error::cannot("create", self.path.display()))?;
-        self.is_kept = true;
-        Ok(())
+    fn keep(self) -> Result<()> {
+        rename_new(self.partial.path(), &self.path)
+            .map_err(Error::cannot("create", self.path.display()))
     }
 }
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            // There is nobody to tell.
-            let _ = fs::remove_file(&self.partial);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use kivu::config::Secret;
     use kivu_jobs::input::compression::Compression;
 
