@@ -135,7 +135,6 @@ const OPENERS: &[&str] = &[
     "compiler/src/plan/scratch.rs",
     // Create new files.
     "cli/src/setup/init.rs",
-    "cli/src/tasks/redact.rs",
     "cli/src/interrupt.rs",
     "base/src/config/memory.rs",
     "base/src/regular_file.rs",
