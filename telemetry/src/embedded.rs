@@ -10,11 +10,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics::{Key, Recorder};
 use metrics_util::registry::{AtomicStorage, Registry};
 use serde_json::{Map, Value, json};
 
-use super::{Otlp, install, request::record_reports};
+use super::{Otlp, install, registered::Registered, request::record_reports};
 use kivu_base::error::Result;
 
 const NAMESPACE: &str = "Kivu";
@@ -48,8 +48,16 @@ impl Embedded {
     /// If the process has an exporter already.
     pub fn install(function: &str, otlp: Option<&Otlp>) -> Result<Self> {
         let embedded = Self::new(function);
-        install(embedded.clone(), otlp)?;
+        install(embedded.recorder(), otlp)?;
         Ok(embedded)
+    }
+
+    /// Records metrics in this exporter.
+    pub fn recorder(&self) -> impl Recorder + Send + Sync + 'static {
+        Registered {
+            registry: Arc::clone(&self.registry),
+            omitted: &OMITTED,
+        }
     }
 
     /// Writes the metrics to standard output, which Lambda sends to CloudWatch, and resets them.
@@ -145,33 +153,6 @@ fn name(key: &Key) -> String {
     capitalized.collect::<String>() + end
 }
 
-impl Recorder for Embedded {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        if OMITTED.contains(&key.name()) {
-            return Counter::noop();
-        }
-        self.registry
-            .get_or_create_counter(key, |counter| Arc::clone(counter).into())
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.registry
-            .get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        if OMITTED.contains(&key.name()) {
-            return Histogram::noop();
-        }
-        self.registry
-            .get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -183,7 +164,7 @@ mod tests {
     #[test]
     fn metrics_are_one_line_in_the_embedded_metric_format() {
         let embedded = Embedded::new("kivu-api");
-        metrics::with_local_recorder(&embedded, || {
+        metrics::with_local_recorder(&embedded.recorder(), || {
             record_response(200, Duration::from_millis(5));
             record_response(503, Duration::from_millis(7));
             record_encoding(30, Duration::from_millis(1), Duration::from_millis(4));
@@ -282,7 +263,7 @@ mod tests {
     fn fleet_metrics_identify_servers_by_index() {
         let embedded = Embedded::new("kivu-api");
         let line = |count: &dyn Fn()| {
-            metrics::with_local_recorder(&embedded, count);
+            metrics::with_local_recorder(&embedded.recorder(), count);
             let mut lines = embedded.lines(UNIX_EPOCH);
             let mut line = lines.pop().unwrap_or_default();
             line.as_object_mut().map(|line| line.remove("_aws"));
@@ -302,7 +283,7 @@ mod tests {
     #[test]
     fn a_line_has_at_most_100_values_per_metric() {
         let embedded = Embedded::new("kivu-api");
-        metrics::with_local_recorder(&embedded, || {
+        metrics::with_local_recorder(&embedded.recorder(), || {
             for _ in 0..250 {
                 record_response(200, Duration::from_millis(5));
             }

@@ -11,6 +11,7 @@ pub mod fleet;
 pub mod job;
 mod log;
 mod otlp;
+mod registered;
 pub mod request;
 mod stages;
 pub mod trace;

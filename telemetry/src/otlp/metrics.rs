@@ -5,46 +5,23 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use ::metrics::{
-    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
-    SharedString, Unit,
-};
+use ::metrics::{CounterFn, GaugeFn, HistogramFn, Key, Recorder};
 use metrics_util::registry::{Registry, Storage};
 use opentelemetry::{
     KeyValue,
     metrics::{self, Meter},
 };
 
-use crate::buckets::BUCKETS;
+use crate::{buckets::BUCKETS, registered::Registered};
 use kivu_base::locked;
 
 /// Creates an instrument for each metric.
 pub struct Instruments(pub Meter);
 
 pub fn recorder(instruments: Instruments) -> impl Recorder + Send + Sync + 'static {
-    OtlpRecorder(Registry::new(instruments))
-}
-
-struct OtlpRecorder(Registry<Key, Instruments>);
-
-impl Recorder for OtlpRecorder {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.0
-            .get_or_create_counter(key, |counter| Arc::clone(counter).into())
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.0
-            .get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.0
-            .get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
+    Registered {
+        registry: Arc::new(Registry::new(instruments)),
+        omitted: &[],
     }
 }
 

@@ -201,7 +201,8 @@ async fn fleet_metrics_contain_no_addresses() {
     ];
     let app = stage.app(Policy::Fleet, &urls, LONG);
     let embedded = Embedded::new("kivu-test");
-    let _recorder = metrics::set_default_local_recorder(&embedded);
+    let recorder = embedded.recorder();
+    let _recorder = metrics::set_default_local_recorder(&recorder);
     for _ in 0..12 {
         assert_eq!(
             post(&app, "/embed", &json!({ "inputs": "a text" }))
