@@ -22,12 +22,12 @@ pub fn text(quality: Option<Quality>) -> String {
                      ten_nearest,
                      nearest,
                  }| {
-                    let [ten_nearest, nearest] = [ten_nearest, nearest].map(|share| share * 100.0);
-                    format!("; recall@10 {ten_nearest:.1} %, recall@1 {nearest:.1} %")
+                    let [ten, one] = [ten_nearest, nearest].map(percent);
+                    format!("; recall@10 {ten}, recall@1 {one}")
                 },
             );
             let terms =
-                terms.map(|terms| format!("; {:.1} % of the top 10 weights kept", terms * 100.0));
+                terms.map(|terms| format!("; {} of the top 10 weights kept", percent(terms)));
             let scores = score_difference
                 .map(|difference| format!("; mean score difference {difference:.4}"));
             format!(
@@ -46,12 +46,12 @@ pub fn text(quality: Option<Quality>) -> String {
             worst_difference,
         }) => {
             let entities = entity_agreement
-                .map(|share| format!(", same entities {:.1} %", share * 100.0))
+                .map(|share| format!(", same entities {}", percent(share)))
                 .unwrap_or_default();
             format!(
-                "against fp32 over {tokens} tokens of {texts} texts: same label for {:.1} %{entities}, score difference: \
+                "against fp32 over {tokens} tokens of {texts} texts: same label for {}{entities}, score difference: \
                  mean {mean_difference:.4}, worst {worst_difference:.4}",
-                agreement * 100.0
+                percent(agreement)
             )
         }
         Some(Quality::ZeroShotEntities {
@@ -62,9 +62,9 @@ pub fn text(quality: Option<Quality>) -> String {
             worst_difference,
         }) => {
             format!(
-                "against fp32 over {spans} spans of {texts} texts: {:.1} % of entities in common, score difference: \
+                "against fp32 over {spans} spans of {texts} texts: {} of entities in common, score difference: \
                  mean {mean_difference:.4}, worst {worst_difference:.4}",
-                agreement * 100.0
+                percent(agreement)
             )
         }
         Some(Quality::Ranking {
@@ -72,17 +72,17 @@ pub fn text(quality: Option<Quality>) -> String {
             rank_agreement,
             mean_difference,
         }) => format!(
-            "against fp32 over {texts} texts: mean score difference {mean_difference:.4}, same order for {:.1} % of \
+            "against fp32 over {texts} texts: mean score difference {mean_difference:.4}, same order for {} of \
              text pairs",
-            rank_agreement * 100.0
+            percent(rank_agreement)
         ),
         Some(Quality::Classification {
             texts,
             agreement,
             mean_difference,
         }) => format!(
-            "against fp32 over {texts} texts: same label for {:.1} %, mean score difference {mean_difference:.4}",
-            agreement * 100.0
+            "against fp32 over {texts} texts: same label for {}, mean score difference {mean_difference:.4}",
+            percent(agreement)
         ),
         Some(Quality::Seq2Seq {
             texts,
@@ -100,10 +100,10 @@ pub fn text(quality: Option<Quality>) -> String {
                 .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
                 .unwrap_or_default();
             format!(
-                "against fp32 over {texts} texts: {chrf}similarity {similarity:.4}{without}, {:.0} % identical, {:.1} % of \
+                "against fp32 over {texts} texts: {chrf}similarity {similarity:.4}{without}, {:.0} % identical, {} of \
                  tokens",
                 identical * 100.0,
-                token_agreement * 100.0
+                percent(token_agreement)
             )
         }
         None => "not measured: there is no other precision to compare with".to_owned(),
@@ -118,7 +118,7 @@ pub fn short(quality: Option<Quality>) -> String {
             Quality::Classification { agreement, .. }
             | Quality::TokenClassification { agreement, .. },
         ) => {
-            format!("same label {:.1} %", agreement * 100.0)
+            format!("same label {}", percent(agreement))
         }
         Some(Quality::Ranking {
             mean_difference, ..
@@ -126,7 +126,7 @@ pub fn short(quality: Option<Quality>) -> String {
             format!("score difference {mean_difference:.4}")
         }
         Some(Quality::ZeroShotEntities { agreement, .. }) => {
-            format!("same entities {:.1} %", agreement * 100.0)
+            format!("same entities {}", percent(agreement))
         }
         Some(Quality::Seq2Seq { similarity, .. }) => format!("similarity {similarity:.4}"),
         None => "not measured".to_owned(),
