@@ -40,32 +40,37 @@ impl fmt::Display for VectorKind {
 
 /// Embedding settings, from the model's files. At least one output; all come from one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Table", into = "Table")]
+#[serde(try_from = "Table")]
 pub struct EmbeddingSettings {
     /// `None` if the model has no dense vectors.
+    #[serde(flatten)]
     pub dense: Option<DenseSettings>,
-    /// `None` if the model has no sparse vectors.
-    pub sparse: Option<SparseSettings>,
-    /// `None` if the model has no multi-vectors for late interaction.
-    pub multi_vector: Option<Box<MultiVectorSettings>>,
     /// Maximum tokens per text, special tokens included.
     pub max_tokens: usize,
     /// Default prompt name.
     pub default_prompt: Option<String>,
     /// The texts that are put before inputs, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub prompts: BTreeMap<String, String>,
     /// The number of each prompt's tokens, which pooling leaves out; `None` if it includes prompts.
     pub unpooled: Option<BTreeMap<String, usize>>,
     /// Tasks for which the model has adapters, in the graph's order. Without a default task, each is the name of a prompt, too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<String>,
     /// The task of texts without one, in a model whose prompts are those of roles, whatever the task.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub default_task: Option<String>,
     /// Tokens in place of which the model reads images and sound; texts with them are refused.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placeholders: Vec<u32>,
+    /// `None` if the model has no sparse vectors.
+    pub sparse: Option<SparseSettings>,
+    /// `None` if the model has no multi-vectors for late interaction.
+    pub multi_vector: Option<Box<MultiVectorSettings>>,
 }
 
 /// Dense vector settings: the graph output, and how it is pooled.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DenseSettings {
     /// Output name; one vector per token, or per text if the graph pools.
     pub output: String,
@@ -76,11 +81,12 @@ pub struct DenseSettings {
     /// Values per vector.
     pub dimensions: usize,
     /// How the model's vectors are compared in rankings.
+    #[serde(skip_serializing_if = "Similarity::is_default")]
     pub similarity: Similarity,
 }
 
-/// Manifest settings, with the dense settings flattened.
-#[derive(Serialize, Deserialize)]
+/// Settings in a manifest, unchecked.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
     output: Option<String>,
@@ -91,14 +97,13 @@ struct Table {
     similarity: Option<Similarity>,
     max_tokens: usize,
     default_prompt: Option<String>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default)]
     prompts: BTreeMap<String, String>,
     unpooled: Option<BTreeMap<String, usize>>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     tasks: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     default_task: Option<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     placeholders: Vec<u32>,
     sparse: Option<SparseSettings>,
     multi_vector: Option<Box<MultiVectorSettings>>,
@@ -179,49 +184,6 @@ impl TryFrom<Table> for EmbeddingSettings {
             default_task,
             placeholders,
         })
-    }
-}
-
-impl From<EmbeddingSettings> for Table {
-    fn from(settings: EmbeddingSettings) -> Self {
-        let EmbeddingSettings {
-            dense,
-            sparse,
-            multi_vector,
-            max_tokens,
-            default_prompt,
-            prompts,
-            unpooled,
-            tasks,
-            default_task,
-            placeholders,
-        } = settings;
-        let (mut output, mut pooling, mut normalize, mut dimensions) = (None, None, None, None);
-        let mut similarity = None;
-        if let Some(dense) = dense {
-            output = Some(dense.output);
-            pooling = Some(dense.pooling);
-            normalize = Some(dense.normalize);
-            dimensions = Some(dense.dimensions);
-            similarity =
-                Some(dense.similarity).filter(|similarity| *similarity != Similarity::default());
-        }
-        Self {
-            output,
-            pooling,
-            normalize,
-            dimensions,
-            similarity,
-            max_tokens,
-            default_prompt,
-            prompts,
-            unpooled,
-            tasks,
-            default_task,
-            placeholders,
-            sparse,
-            multi_vector,
-        }
     }
 }
 

@@ -19,6 +19,11 @@ pub enum Similarity {
 }
 
 impl Similarity {
+    /// Whether it is that of most models.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Compares two vectors of the same length.
     pub fn of(self, left: &[f32], right: &[f32]) -> f32 {
         let differences = || left.iter().zip(right).map(|(left, right)| left - right);
