@@ -4,6 +4,8 @@ mod flush;
 mod response_size;
 #[path = "../snapshot.rs"]
 mod snapshot;
+#[path = "../start.rs"]
+mod start;
 mod streaming;
 
 use std::{
@@ -18,9 +20,8 @@ use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
     backend::Deadline,
-    clock,
     cloud::Cloud,
-    config::{Config, Limits, LogFormat, OtlpConfig},
+    config::{Limits, LogFormat},
     model::Catalog,
     telemetry::{self, Embedded, Otlp, start_log},
 };
@@ -34,6 +35,7 @@ use lambda_http::{
     tower::ServiceExt,
 };
 use lambda_runtime_api_client::PooledClient;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
@@ -41,6 +43,7 @@ use tokio::sync::SetOnce;
 use crate::{
     flush::FlushLayer,
     snapshot::{Restorable, log},
+    start::{Start, time_left},
     streaming::StreamLayer,
 };
 
@@ -53,9 +56,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// Environments for provisioned concurrency and Managed Instances have minutes to start.
 const PROVISIONED_START_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
-const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
@@ -105,9 +105,7 @@ async fn main() -> Result<(), Error> {
 
 /// The function, from its start on.
 struct Function {
-    name: String,
-    config: Config,
-    otlp: Option<OtlpConfig>,
+    start: Start,
     cloud: Cloud,
     /// The models in a snapshot.
     models: OnceLock<Arc<Catalog>>,
@@ -124,24 +122,18 @@ struct Service {
 
 impl Function {
     fn configure() -> kivu::Result<Self> {
-        let variables = Config::variables();
-        let config = Config::load(None, &variables)?;
+        let start = Start::read("api")?;
         Ok(Self {
-            name: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned()),
-            otlp: OtlpConfig::new(&variables),
-            cloud: kivu_aws::cloud(&config),
-            config,
+            cloud: kivu_aws::cloud(&start.config),
+            start,
             models: OnceLock::new(),
             service: SetOnce::new(),
         })
     }
 
     fn start_telemetry(&self) -> kivu::Result<(Option<Otlp>, Embedded)> {
-        let otlp = self.otlp.as_ref();
-        let otlp = otlp
-            .map(|config| Otlp::start(config, &self.name))
-            .transpose()?;
-        let metrics = Embedded::install(&self.name, otlp.as_ref())?;
+        let otlp = self.start.exporter()?;
+        let metrics = Embedded::install(&self.start.name, otlp.as_ref())?;
         Ok((otlp, metrics))
     }
 
@@ -149,7 +141,7 @@ impl Function {
     async fn serve(self: &Arc<Self>, started: Instant, limit: Duration) -> Result<(), Error> {
         let (otlp, metrics) = self.start_telemetry().inspect_err(log)?;
         let (function, exporter) = (Arc::clone(self), otlp.clone());
-        let router = LazyRouter::new(self.config.prefix.as_deref(), move || {
+        let router = LazyRouter::new(self.start.config.prefix.as_deref(), move || {
             load(Arc::clone(&function), exporter.clone(), started)
         });
         let service = Service {
@@ -167,7 +159,7 @@ impl Function {
     fn models(&self) -> kivu::Result<Arc<Catalog>> {
         match self.models.get() {
             Some(models) => Ok(Arc::clone(models)),
-            None => Catalog::open(&self.config, &self.cloud).map(Arc::new),
+            None => Catalog::open(&self.start.config, &self.cloud).map(Arc::new),
         }
     }
 }
@@ -175,13 +167,13 @@ impl Function {
 impl Restorable for Function {
     fn load(&self) -> kivu::Result<Arc<Catalog>> {
         // Wrong settings end the deployment instead of all restores.
-        Guard::new(&self.config.auth, BindScope::ApiGateway, &self.cloud)?;
+        Guard::new(&self.start.config.auth, BindScope::ApiGateway, &self.cloud)?;
         let models = self.models()?;
         Ok(Arc::clone(self.models.get_or_init(|| models)))
     }
 
     fn limits(&self) -> &Limits {
-        &self.config.limits
+        &self.start.config.limits
     }
 
     fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
@@ -262,8 +254,8 @@ async fn load(
     otlp: Option<Otlp>,
     started: Instant,
 ) -> kivu::Result<Router> {
-    let Function { config, cloud, .. } = &*function;
-    let guard = Guard::new(&config.auth, BindScope::ApiGateway, cloud)?;
+    let config = &function.start.config;
+    let guard = Guard::new(&config.auth, BindScope::ApiGateway, &function.cloud)?;
     let loading = Arc::clone(&function);
     let models = tokio::task::spawn_blocking(move || loading.models());
     // An error is logged here; the next request reads the keys again, and fails if that fails.
@@ -284,6 +276,9 @@ async fn load(
     );
     Ok(cors(router, config.cors_origins.clone()))
 }
+
+/// ASCII characters that a URL's query cannot have.
+const INVALID_IN_URLS: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>');
 
 /// Type of a schedule's event, which keeps the function warm. It is answered as a health check.
 const SCHEDULED: &str = "Scheduled Event";
@@ -313,7 +308,7 @@ impl<'de> Deserialize<'de> for Event {
             context.remove("domainName");
         }
         if let Some(Value::String(query)) = event.get_mut("rawQueryString") {
-            *query = encoded(query);
+            *query = utf8_percent_encode(query, INVALID_IN_URLS).to_string();
         }
         serde_json::from_value(event)
             .map(Self)
@@ -333,18 +328,6 @@ fn health_check() -> Value {
     })
 }
 
-/// Percent-encodes the characters in a query that are invalid in a URL.
-fn encoded(query: &str) -> String {
-    let mut encoded = String::with_capacity(query.len());
-    for byte in query.bytes() {
-        match byte {
-            b'!' | b'$'..=b';' | b'=' | b'?'..=b'~' => encoded.push(byte.into()),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    encoded
-}
-
 /// Removes the stage from the path, and adds the function's deadline.
 fn prepare(mut request: Request) -> Request {
     if let Some(uri) = without_stage(&request) {
@@ -353,14 +336,11 @@ fn prepare(mut request: Request) -> Request {
     if is_vouched_for(&request) {
         request.extensions_mut().insert(GatewayVerified);
     }
-    if let Some(context) = request.lambda_context_ref() {
-        let deadline = Duration::from_millis(context.deadline);
-        let left = deadline.checked_sub(clock::since_1970());
-        if let Some(left) = left.filter(|left| *left < MAX_TIME_LEFT) {
-            request
-                .extensions_mut()
-                .insert(Deadline::within(left.saturating_sub(MARGIN)));
-        }
+    let context = request.lambda_context_ref();
+    if let Some(left) = context.and_then(|context| time_left(context.deadline)) {
+        request
+            .extensions_mut()
+            .insert(Deadline::within(left.saturating_sub(MARGIN)));
     }
     request
 }

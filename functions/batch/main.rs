@@ -3,18 +3,18 @@
 
 #[path = "../snapshot.rs"]
 mod snapshot;
+#[path = "../start.rs"]
+mod start;
 
 use std::{
-    env,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
-    clock,
     cloud::Cloud,
-    config::{Config, Limits, LogFormat, OtlpConfig},
+    config::{Limits, LogFormat},
     model::{Catalog, Model},
     telemetry::{
         Otlp, start_log,
@@ -31,10 +31,11 @@ use lambda_http::{
 use serde_json::Value;
 use tokio::sync::SetOnce;
 
-use crate::snapshot::{Restorable, log};
+use crate::{
+    snapshot::{Restorable, log},
+    start::{Start, time_left},
+};
 
-/// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
-const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 /// Time limit for sending traces and metrics before the response, after which Lambda may freeze the process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -59,9 +60,7 @@ async fn main() -> Result<(), Error> {
 
 /// The function, from its start on.
 struct Function {
-    name: String,
-    config: Config,
-    otlp: Option<OtlpConfig>,
+    start: Start,
     cloud: Cloud,
     /// Set before the first event.
     handler: SetOnce<Handler>,
@@ -71,28 +70,22 @@ struct Function {
 
 impl Function {
     fn configure() -> kivu::Result<Self> {
-        let variables = Config::variables();
-        let config = Config::load(None, &variables)?;
+        let start = Start::read("batch")?;
         Ok(Self {
-            name: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "batch".to_owned()),
-            otlp: OtlpConfig::new(&variables),
             cloud: Cloud {
-                store: Some(kivu_aws::store(&config)),
+                store: Some(kivu_aws::store(&start.config)),
                 event_bus: Some(kivu_aws::event_bus),
                 queue: Some(kivu_aws::queue),
                 ..Cloud::default()
             },
-            config,
+            start,
             handler: SetOnce::new(),
             exporter: SetOnce::new(),
         })
     }
 
     fn start_telemetry(&self) -> kivu::Result<()> {
-        let otlp = self.otlp.as_ref();
-        let otlp = otlp
-            .map(|config| Otlp::start(config, &self.name))
-            .transpose()?;
+        let otlp = self.start.exporter()?;
         otlp.as_ref().map_or(Ok(()), Otlp::install)?;
         // It is called once.
         let _ = self.exporter.set(otlp);
@@ -107,7 +100,11 @@ impl Function {
         let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
         let handler = self.handler.wait().await;
         let handled = handler
-            .handle(payload, deadline(context.deadline), trace)
+            .handle(
+                payload,
+                time_left(context.deadline).map(|left| Instant::now() + left),
+                trace,
+            )
             .await;
         if let Some(otlp) = self.exporter.wait().await {
             otlp.flush(FLUSH_TIMEOUT).await;
@@ -120,7 +117,7 @@ impl Restorable for Function {
     fn load(&self) -> kivu::Result<Arc<Catalog>> {
         // Without PostgreSQL, which would make the archive larger.
         let sinks = Sinks(&[kivu_sinks::S3_VECTORS, kivu_sinks::OPEN_SEARCH]);
-        let (config, cloud) = (&self.config, &self.cloud);
+        let (config, cloud) = (&self.start.config, &self.cloud);
         let models = Model::open_all(config, cloud)?;
         let catalog = Catalog::of_models(models.clone());
         let handler = Handler::new(models, config, cloud.clone(), sinks)?
@@ -132,18 +129,12 @@ impl Restorable for Function {
     }
 
     fn limits(&self) -> &Limits {
-        &self.config.limits
+        &self.start.config.limits
     }
 
     fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
         async move { Ok(self.start_telemetry().inspect_err(log)?) }.boxed()
     }
-}
-
-/// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.
-fn deadline(ms: u64) -> Option<Instant> {
-    let left = Duration::from_millis(ms).checked_sub(clock::since_1970())?;
-    (left < MAX_TIME_LEFT).then(|| Instant::now() + left)
 }
 
 /// Converts an error, with a type name for a state machine's `Retry` and `Catch`.
