@@ -104,7 +104,7 @@ pub fn for_comparison(model: &NamedModel, options: &Options, config: &Config) ->
 /// Runs `find`, which may build a bundle, and notes what it built.
 fn with_tools(
     config: &Config,
-    find: impl FnOnce(&Tools<'_, Progress>) -> Result<Outcome>,
+    find: impl FnOnce(&Tools<'_>) -> Result<Outcome>,
 ) -> Result<PathBuf> {
     let progress = Progress::default();
     let runtime = || load_runtime(config);

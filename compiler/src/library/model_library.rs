@@ -161,13 +161,13 @@ impl Options {
 }
 
 /// Resources for builds by name.
-pub struct Tools<'a, P> {
+pub struct Tools<'a> {
     /// Has the home folder, the engine, and access to the hub.
     pub config: &'a Config,
     /// Loads ONNX Runtime.
     pub runtime: LoadRuntime<'a>,
     /// Observes builds and downloads.
-    pub progress: &'a P,
+    pub progress: &'a dyn Progress,
 }
 
 /// A bundle built by name.
@@ -273,11 +273,11 @@ impl ModelLibrary {
     }
 
     /// Builds a model unless there is a bundle. Processes that build the same model wait for each other.
-    pub fn build<P: Progress>(
+    pub fn build(
         &self,
         model: &NamedModel,
         options: &Options,
-        tools: &Tools<'_, P>,
+        tools: &Tools<'_>,
     ) -> Result<Outcome> {
         let (folder, _lock) = self.locked_folder(model, tools)?;
         match self.find(model, options)? {
@@ -287,33 +287,29 @@ impl ModelLibrary {
     }
 
     /// Builds a model's newest commit, unless there is a bundle of it.
-    pub fn build_newest<P: Progress>(
+    pub fn build_newest(
         &self,
         model: &NamedModel,
         options: &Options,
-        tools: &Tools<'_, P>,
+        tools: &Tools<'_>,
     ) -> Result<Outcome> {
         let (folder, _lock) = self.locked_folder(model, tools)?;
         self.build_in(&folder, model, options, tools)
     }
 
     /// The model's folder, in which no other process builds until the file is dropped.
-    fn locked_folder<P: Progress>(
-        &self,
-        model: &NamedModel,
-        tools: &Tools<'_, P>,
-    ) -> Result<(PathBuf, File)> {
+    fn locked_folder(&self, model: &NamedModel, tools: &Tools<'_>) -> Result<(PathBuf, File)> {
         let folder = files::create_folder(&self.folder(model)?)?;
         let lock = lock(&folder, tools.progress)?;
         Ok((folder, lock))
     }
 
-    fn build_in<P: Progress>(
+    fn build_in(
         &self,
         folder: &Path,
         model: &NamedModel,
         options: &Options,
-        tools: &Tools<'_, P>,
+        tools: &Tools<'_>,
     ) -> Result<Outcome> {
         let source = Prepared::new(model, folder, tools)?;
         let out = folder
@@ -479,7 +475,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new<P: Progress>(model: &NamedModel, scratch: &Path, tools: &Tools<'_, P>) -> Result<Self> {
+    fn new(model: &NamedModel, scratch: &Path, tools: &Tools<'_>) -> Result<Self> {
         let local = |id, path| Self {
             id,
             name: None,
@@ -509,7 +505,7 @@ impl Prepared {
         })
     }
 
-    fn request<P>(&self, out: PathBuf, options: &Options, tools: &Tools<'_, P>) -> Request {
+    fn request(&self, out: PathBuf, options: &Options, tools: &Tools<'_>) -> Request {
         Request {
             source: self.path.clone(),
             out,
@@ -525,7 +521,7 @@ impl Prepared {
         }
     }
 
-    fn build<P: Progress>(&self, request: &Request, tools: &Tools<'_, P>) -> Result<Built> {
+    fn build(&self, request: &Request, tools: &Tools<'_>) -> Result<Built> {
         build_from(
             request,
             self.fetched.as_ref(),
@@ -536,13 +532,13 @@ impl Prepared {
 }
 
 /// Builds a model into the caller's folder.
-pub fn build_into<P: Progress>(
+pub fn build_into(
     out: PathBuf,
     name: Option<String>,
     model: &NamedModel,
     samples: Samples,
     options: &Options,
-    tools: &Tools<'_, P>,
+    tools: &Tools<'_>,
 ) -> Result<Built> {
     let destination = Destination::new(&out)?;
     let source = Prepared::new(model, destination.parent(), tools)?;

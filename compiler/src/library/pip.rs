@@ -157,12 +157,7 @@ fn download(package: &Package<'_>, scratch: &Path, progress: &dyn Progress) -> R
 }
 
 /// Reports the growth of the files in `folder`, up to `size` bytes, while `work` runs.
-fn metered<T>(
-    folder: &Path,
-    size: u64,
-    meter: &(impl Meter + ?Sized),
-    work: impl FnOnce() -> T,
-) -> T {
+fn metered<T>(folder: &Path, size: u64, meter: &dyn Meter, work: impl FnOnce() -> T) -> T {
     let (running, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {

@@ -10,7 +10,7 @@ use super::{
     model_library::{self, ModelLibrary, NamedModel, Options, Outcome, Tools},
     onnx_runtime,
 };
-use crate::{Progress, RECIPES};
+use crate::RECIPES;
 use kivu::{
     address::shown_value,
     cloud::Cloud,
@@ -160,11 +160,7 @@ pub fn find_all(config: &mut Config, options: &Options) -> Result<bool> {
 }
 
 /// Finds a bundle by name, or builds it.
-pub fn resolve<P: Progress>(
-    named: &Path,
-    options: &Options,
-    tools: &Tools<'_, P>,
-) -> Result<Outcome> {
+pub fn resolve(named: &Path, options: &Options, tools: &Tools<'_>) -> Result<Outcome> {
     match Location::of(named, options, tools.config)? {
         Location::Bundle(path) => require(path, tools.config).map(Outcome::Known),
         Location::Model(model) => ModelLibrary::new(tools.config).build(&model, options, tools),
