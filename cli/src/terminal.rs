@@ -3,7 +3,7 @@
 use std::{
     io::{self, IsTerminal, Write},
     process::ExitCode,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
 };
 
 use clap::Args;
@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use kivu::{
     error::{Error, Result},
+    locked,
     repository::Meter,
 };
 use kivu_compiler::Progress as BuildProgress;
@@ -88,11 +89,11 @@ impl Progress {
             .with_style(style)
             .with_message(title.to_owned());
         bar.tick();
-        *lock(&self.bar) = Some(bar);
+        *locked(&self.bar) = Some(bar);
     }
 
     fn update(&self, update: impl FnOnce(&ProgressBar)) {
-        lock(&self.bar).as_ref().map(update);
+        locked(&self.bar).as_ref().map(update);
     }
 
     pub fn clear(&self) {
@@ -141,7 +142,7 @@ impl batch::Watcher for Progress {
         if rows > 0 && io::stderr().is_terminal() {
             print_aside(&plain);
         }
-        *lock(&self.rows_before) = rows;
+        *locked(&self.rows_before) = rows;
         self.begin(
             input,
             &plain,
@@ -151,7 +152,7 @@ impl batch::Watcher for Progress {
     }
 
     fn advance(&self, rows: u64, share: Option<f64>) {
-        let before = *lock(&self.rows_before);
+        let before = *locked(&self.rows_before);
         self.update(|bar| {
             let rate = rows.saturating_sub(before) as f64 / bar.elapsed().as_secs_f64().max(1e-3);
             bar.set_message(format!("{rows} rows, {rate:.0} per second"));
@@ -165,8 +166,4 @@ impl batch::Watcher for Progress {
             }
         });
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

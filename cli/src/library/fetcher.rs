@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::resolve::load_runtime;
-use kivu::{config::Config, error::Result, repository::Meter};
+use kivu::{config::Config, error::Result, locked, repository::Meter};
 use kivu_compiler::{
     Progress,
     library::{
@@ -106,10 +106,7 @@ impl Meter for Reported<'_> {
 
 impl Reported<'_> {
     fn update(&self, update: impl FnOnce(&mut Transfer)) {
-        let mut transfer = self
-            .transfer
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut transfer = locked(&self.transfer);
         update(&mut transfer);
         let parts = (transfer.completed * PARTS)
             .checked_div(transfer.total)

@@ -211,7 +211,7 @@ async fn respond(
 }
 
 /// A request head's size in bytes, with one space and no others between its parts.
-fn head_size<B>(request: &Request<B>) -> usize {
+fn head_size(request: &Request<SharedBody>) -> usize {
     let line = request.method().as_str().len() + request.uri().to_string().len();
     let header = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len();
     let headers: usize = request.headers().iter().map(header).sum();

@@ -7,14 +7,16 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use futures::FutureExt;
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::{net::tcp::OwnedReadHalf, task, time};
+
+use kivu::locked;
 
 /// Maximum time, and maximum bytes, for discarding a body after the response.
 const MAX_TIME: Duration = Duration::from_secs(2);
@@ -22,16 +24,16 @@ const MAX_BYTES: usize = 32 * 1024 * 1024;
 
 /// A body that remains readable after its request is answered.
 #[derive(Debug)]
-pub struct SharedBody<B>(Arc<Mutex<Progress<B>>>);
+pub struct SharedBody(Arc<Mutex<Progress>>);
 
 #[derive(Debug)]
-struct Progress<B> {
-    body: B,
+struct Progress {
+    body: Incoming,
     has_ended: bool,
 }
 
-impl<B> SharedBody<B> {
-    pub fn new(body: B) -> Self {
+impl SharedBody {
+    pub fn new(body: Incoming) -> Self {
         Self(Arc::new(Mutex::new(Progress {
             body,
             has_ended: false,
@@ -42,12 +44,6 @@ impl<B> SharedBody<B> {
         Self(Arc::clone(&self.0))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Progress<B>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<B: Body + Unpin> SharedBody<B> {
     /// Reads the part of the rest that has arrived; returns whether the body is complete.
     pub async fn has_arrived(&mut self) -> bool {
         /// The connection passes a body on in frames, each when its task runs again.
@@ -65,28 +61,28 @@ impl<B: Body + Unpin> SharedBody<B> {
     }
 }
 
-impl<B: Body + Unpin> Body for SharedBody<B> {
-    type Data = B::Data;
-    type Error = B::Error;
+impl Body for SharedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let mut progress = self.lock();
+    ) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let mut progress = locked(&self.0);
         let frame = ready!(Pin::new(&mut progress.body).poll_frame(context));
         progress.has_ended |= frame.is_none();
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        let progress = self.lock();
+        let progress = locked(&self.0);
         // A chunked body does not announce its end.
         progress.has_ended || progress.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.lock().body.size_hint()
+        locked(&self.0).body.size_hint()
     }
 }
 
