@@ -134,13 +134,7 @@ impl Pieces {
         };
         self.next = Piece::Later;
         writer.write(rows, results)?;
-        self.columns.extend(
-            writer
-                .columns()
-                .difference(&self.columns)
-                .cloned()
-                .collect::<Vec<_>>(),
-        );
+        self.columns.extend(writer.columns().iter().cloned());
         Ok(())
     }
 

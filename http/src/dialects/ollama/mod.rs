@@ -23,7 +23,11 @@ use kivu::{
     json_schemas::{OptionalText, OptionalTexts},
     model::{Model, ModelState},
     pipeline::embedding::Embeddings,
-    task::{TruncationParameters, embedding::EmbeddingParameters, tokens::TokenParameters},
+    task::{
+        TruncationParameters,
+        embedding::EmbeddingParameters,
+        tokens::{TextToken, TokenParameters},
+    },
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -202,8 +206,13 @@ async fn embed_with<'a>(context: &'a Context, request: Request) -> Result<Embedd
     if let Some(limit) = request.options.and_then(|options| options.num_ctx)
         && limit < pipeline.settings().max_tokens
     {
-        let prompt_name = request.parameters.prompt_name.clone();
-        check_tokens(context, model, TokenLimit { limit, prompt_name }, &texts).await?;
+        let parameters = TokenParameters {
+            prompt_name: request.parameters.prompt_name.clone(),
+            ..TokenParameters::default()
+        };
+        let reader = model.token_reader(parameters)?;
+        let reader = reader.with_max_tokens(context.app.limits.values);
+        check_tokens(&reader.run(texts.clone(), context.deadline).await?, limit)?;
     }
     let inputs: Vec<_> = texts.into_iter().map(kivu::pipeline::Input::Text).collect();
     let options = request.parameters.options(pipeline, &context.scope())?;
@@ -213,31 +222,13 @@ async fn embed_with<'a>(context: &'a Context, request: Request) -> Result<Embedd
     Ok(embedded(found))
 }
 
-/// A request's own token limit, with the prompt that counts towards it.
-struct TokenLimit {
-    limit: usize,
-    prompt_name: Option<String>,
-}
-
 /// Refuses texts that Ollama would truncate at a token limit below the model's.
-async fn check_tokens(
-    context: &Context,
-    model: &Model,
-    TokenLimit { limit, prompt_name }: TokenLimit,
-    texts: &[String],
-) -> Result<()> {
-    let parameters = TokenParameters {
-        prompt_name,
-        ..TokenParameters::default()
-    };
-    let reader = model.token_reader(parameters)?;
-    let reader = reader.with_max_tokens(context.app.limits.values);
-    let tokens = reader.run(texts.to_vec(), context.deadline).await?;
+fn check_tokens(texts: &[Vec<TextToken>], limit: usize) -> Result<()> {
     let is_long = |tokens: &Vec<_>| tokens.len() > limit;
-    tokens.iter().position(is_long).map_or(Ok(()), |place| {
+    texts.iter().position(is_long).map_or(Ok(()), |place| {
         let error = Error::invalid(format!(
             "expected at most {limit} tokens, the request's `options.num_ctx`, but found {}",
-            tokens[place].len()
+            texts[place].len()
         ))
         .with_hint("leave it out");
         Err(at_text(error, place, texts.len()))
