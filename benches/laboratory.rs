@@ -118,7 +118,7 @@ fn open(bundle: &str) -> Bundle {
 }
 
 fn config() -> Config {
-    Config::load(None, &Config::variables()).unwrap()
+    Config::load(None, &Config::variables().unwrap()).unwrap()
 }
 
 fn runtime() -> Result<Runtime> {

@@ -21,7 +21,7 @@ pub(crate) struct Start {
 impl Start {
     /// Reads the environment. The function is called `name` outside Lambda.
     pub(crate) fn read(name: &str) -> kivu::Result<Self> {
-        let variables = Config::variables();
+        let variables = Config::variables()?;
         Ok(Self {
             config: Config::load(None, &variables)?,
             name: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| name.to_owned()),

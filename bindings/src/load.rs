@@ -58,7 +58,7 @@ impl Source {
             config,
             allow,
         } = self.options.clone();
-        let mut config = Config::load(config.as_deref(), &Config::variables())?;
+        let mut config = Config::load(config.as_deref(), &Config::variables()?)?;
         config.home = home.unwrap_or(config.home);
         config.threads = threads.or(config.threads);
         config.check_threads()?;

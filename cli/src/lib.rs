@@ -147,7 +147,7 @@ fn start_or_help(config: Config, services: fn(&Config) -> Services) -> Result<Ex
 }
 
 fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<ExitCode> {
-    let mut config = Config::load(arguments.config.as_deref(), &Config::variables())?;
+    let mut config = Config::load(arguments.config.as_deref(), &Config::variables()?)?;
     telemetry::start_log(config.log);
     let Some(command) = arguments.command else {
         return start_or_help(config, services);

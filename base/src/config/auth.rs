@@ -9,7 +9,7 @@ use super::choice::some_of;
 
 /// How callers authenticate, and where the keys are.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct AuthConfig {
     /// By default [`AuthMode::Keys`] if there are keys.
     #[serde(deserialize_with = "some_of")]

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// Batch jobs for objects that are created in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct BatchConfig {
     /// Prefix for input objects that no rule matches.
     pub input: String,
@@ -49,7 +49,7 @@ impl Default for BatchConfig {
 
 /// Parameters for jobs whose input has a certain prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct BatchRule {
     /// Input object prefix.
     pub input: String,

@@ -9,7 +9,7 @@ pub const MAX_TEXTS: usize = 1024;
 
 /// Request limits.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Limits {
     /// Maximum texts per request.
     pub texts: usize,

@@ -7,6 +7,7 @@ mod auth;
 mod batch;
 mod choice;
 mod cors;
+mod exact;
 mod hub;
 mod limits;
 mod list;
@@ -17,16 +18,18 @@ mod s3;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     net::SocketAddr,
     num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     thread,
 };
 
-use config::{File, FileFormat, Value};
+use config::{File, FileFormat, Value, ValueKind};
 pub use kivu_engine::kernel::InstructionSet;
 use serde::Deserialize;
 
+use self::exact::Exact;
 pub use self::list::{Items, list_text};
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
@@ -45,7 +48,8 @@ use crate::error::{Error, Result};
 /// Default configuration file path.
 pub const FILE: &str = "kivu.toml";
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
-const PREFIX: &str = "KIVU";
+/// What the names of variables begin with.
+const PREFIX: &str = "KIVU_";
 /// Keys whose variables are [lists](parse_lists).
 const LISTS: [&str; 5] = [
     "models",
@@ -69,7 +73,7 @@ pub type Variables = BTreeMap<String, String>;
 
 /// Configuration for a server, job or command, as documented in `docs/configuration.md`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Config {
     /// The address on which `kivu serve` listens.
     #[serde(deserialize_with = "choice::address")]
@@ -179,32 +183,32 @@ impl Config {
             .or_else(|| variable(FILE_VARIABLE).map(PathBuf::from));
         let is_required = named.is_some();
         let path = named.unwrap_or_else(|| FILE.into());
-        let home = default_home(std::env::current_dir().ok().as_deref(), variable);
         let file = File::from(path.as_path())
             .format(FileFormat::Toml)
             .required(is_required);
         let overrides = overrides(variables).collect::<Result<Vec<_>>>()?;
-        let mut config: Self = overrides
+        let values = overrides
             .into_iter()
             .try_fold(
                 config::Config::builder().add_source(file),
                 |builder, (key, value)| builder.set_override(key, value),
             )
-            .and_then(|builder| {
-                builder
-                    .set_default("home", home.to_string_lossy().as_ref())?
-                    .build()
-            })
+            .and_then(|builder| builder.build())
             .map_err(|error| {
                 Error::config(format!(
-                    "cannot read `{}` or the variables `{PREFIX}_…`: {}",
+                    "cannot read `{}` or the variables `{PREFIX}…`: {}",
                     path.display(),
                     without_lines(error)
                 ))
-            })
-            .and_then(|config| {
-                serde_path_to_error::deserialize(config).map_err(|error| invalid(&path, &error))
-            })?;
+            })?
+            .cache;
+        let has_home =
+            matches!(&values.kind, ValueKind::Table(table) if table.contains_key("home"));
+        let mut config: Self = serde_path_to_error::deserialize(Exact(values))
+            .map_err(|error| invalid(&path, &error))?;
+        if !has_home {
+            config.home = default_home(std::env::current_dir().ok().as_deref(), variable);
+        }
         config.check()?;
         config.hub = HubConfig::new(variables);
         config.memory_limit = memory::limit(variable(LAMBDA_MEMORY));
@@ -214,11 +218,12 @@ impl Config {
         Ok(config)
     }
 
-    /// This process's environment, without variables that are not UTF-8.
-    pub fn variables() -> Variables {
-        std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .collect()
+    /// This process's environment, without other programs' variables that are not UTF-8.
+    ///
+    /// # Errors
+    /// One of Kivu's variables is not UTF-8.
+    pub fn variables() -> Result<Variables> {
+        utf8(std::env::vars_os())
     }
 
     /// Refuses more threads than a process can have.
@@ -301,6 +306,20 @@ impl Config {
     }
 }
 
+/// The variables that are UTF-8, which Kivu's must be.
+fn utf8(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Variables> {
+    let is_own = |name: &OsString| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
+    let pair = |(name, value): (OsString, OsString)| match (name.to_str(), value.to_str()) {
+        (Some(name), Some(value)) => Some(Ok((name.to_owned(), value.to_owned()))),
+        _ if is_own(&name) => Some(Err(Error::config(format!(
+            "expected UTF-8 in the variable `{}`, but found other bytes",
+            name.display()
+        )))),
+        _ => None,
+    };
+    variables.filter_map(pair).collect()
+}
+
 /// The keys that variables set, with texts as values; each is read as its key's type. The `config` crate's
 /// `Environment` guesses a type from the text instead, and reads the secret `0123` as the number 123.
 fn overrides(variables: &Variables) -> impl Iterator<Item = Result<(String, Value)>> {
@@ -308,11 +327,7 @@ fn overrides(variables: &Variables) -> impl Iterator<Item = Result<(String, Valu
         .iter()
         .filter(|(name, value)| *name != FILE_VARIABLE && !value.is_empty());
     values.filter_map(|(name, value)| {
-        let key = name
-            .strip_prefix(PREFIX)?
-            .strip_prefix('_')?
-            .to_lowercase()
-            .replace("__", ".");
+        let key = name.strip_prefix(PREFIX)?.to_lowercase().replace("__", ".");
         let value = match LISTS.contains(&key.as_str()) {
             true => match parse_lists([value.as_str()]) {
                 Ok(items) => items.into(),
@@ -349,11 +364,11 @@ fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>)
     let variable = key.to_uppercase().replace('.', "__");
     let place = match key.as_str() {
         "." | "?" => format!(
-            "invalid configuration in `{}` or in variables `{PREFIX}_…`",
+            "invalid configuration in `{}` or in variables `{PREFIX}…`",
             path.display()
         ),
         _ => format!(
-            "invalid `{key}` in `{}` or in the variable `{PREFIX}_{variable}`",
+            "invalid `{key}` in `{}` or in the variable `{PREFIX}{variable}`",
             path.display()
         ),
     };
@@ -676,6 +691,61 @@ mod tests {
         );
         let zero = load("[limits]\ntexts = 0", &[]).unwrap_err();
         insta::assert_snapshot!(zero, @"expected `limits.texts` above 0, but found 0");
+    }
+
+    #[test]
+    fn numbers_and_booleans_are_not_converted() {
+        let refused = |text: &str, variables: &[(&str, &str)]| {
+            let error = load(text, variables).unwrap_err().to_string();
+            let (key, expected) = error.split_once(": ").unwrap();
+            format!("{}: {expected}", key.split('`').nth(1).unwrap())
+        };
+        let mut found = [
+            "limits.texts = 1.5",
+            "limits.texts = true",
+            "limits.tokens = 'on'",
+            "threads = 2.7",
+            "slow_request_ms = 0.5",
+            "page = 2",
+            "limits.truncate = 0.0",
+            "limits = 5",
+            "limits = [5]",
+            "models = [{ name = 'a' }]",
+        ]
+        .map(|text| refused(text, &[]))
+        .to_vec();
+        found.push(refused("", &[("KIVU_THREADS", "yes")]));
+        insta::assert_snapshot!(found.join("\n"), @r#"
+        limits.texts: invalid type: floating point `1.5`, expected an integer
+        limits.texts: invalid type: boolean `true`, expected an integer
+        limits.tokens: invalid type: string "on", expected an integer
+        threads: invalid type: floating point `2.7`, expected an integer
+        slow_request_ms: invalid type: floating point `0.5`, expected an integer
+        page: invalid type: integer `2`, expected a boolean
+        limits.truncate: invalid type: floating point `0.0`, expected a boolean
+        limits: invalid type: integer `5`, expected a table
+        limits: invalid type: sequence, expected a table
+        models[0]: missing configuration field "path"
+        threads: invalid type: string "yes", expected an integer
+        "#);
+        let config = load(
+            "limits.texts = '7'\npage = 'off'",
+            &[("KIVU_THREADS", "+2")],
+        )
+        .unwrap();
+        assert_eq!((config.limits.texts, config.page), (7, false));
+        assert_eq!(config.threads, NonZeroUsize::new(2));
+    }
+
+    #[test]
+    fn variables_are_utf_8() {
+        use std::os::unix::ffi::OsStringExt;
+
+        let other = || OsString::from_vec(b"/srv/\xff".to_vec());
+        let read = |name: &str| utf8([(name.into(), other())].into_iter());
+        assert_eq!(read("PATH").unwrap(), Variables::new());
+        let error = read("KIVU_HOME").unwrap_err().to_string();
+        insta::assert_snapshot!(error, @"expected UTF-8 in the variable `KIVU_HOME`, but found other bytes");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{
 
 /// Servers with the KServe v2 protocol, such as Triton.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct FleetConfig {
     /// URLs with scheme `http`, `https`, `grpc` or `grpcs`, host and port. Empty if there is no fleet.
     pub urls: Vec<String>,

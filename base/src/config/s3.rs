@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// S3. AWS environment variables set its endpoint and credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct S3Config {
     /// Milliseconds for which a failed request is retried.
     pub timeout_ms: u64,

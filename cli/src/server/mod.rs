@@ -188,7 +188,7 @@ async fn serve(
     let address = listener
         .local_addr()
         .map_err(Error::io("cannot read the listener's address"))?;
-    let otlp = OtlpConfig::new(&Config::variables())
+    let otlp = OtlpConfig::new(&Config::variables()?)
         .map(|config| Otlp::start(&config, "kivu"))
         .transpose()?;
     let prometheus = Prometheus::install(otlp.as_ref())?;

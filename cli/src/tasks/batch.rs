@@ -126,7 +126,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         trace: Trace::from_environment(),
         ..Job::new(input, output, model, parameters)
     };
-    let otlp = OtlpConfig::new(&Config::variables());
+    let otlp = OtlpConfig::new(&Config::variables()?);
     let is_resumable = job.is_resumable();
     let runtime = model_threads(&config)?;
     let code = Arc::new(AtomicU8::new(0));
