@@ -50,9 +50,14 @@ impl HubConfig {
         };
         let any = |names: &[&str]| names.iter().find_map(|name| variable(name));
         let user = variable("HOME").map(PathBuf::from);
-        let expanded = |path: &str| match (path.strip_prefix("~/"), &user) {
-            (Some(inner), Some(user)) => user.join(inner),
-            _ => PathBuf::from(path),
+        let expanded = |path: &str| {
+            let path = match (path.strip_prefix('~'), variable("HOME")) {
+                (Some(rest), Some(user)) if rest.is_empty() || rest.starts_with('/') => {
+                    format!("{user}{rest}")
+                }
+                _ => path.to_owned(),
+            };
+            PathBuf::from(with_variables(&path, variables))
         };
         let home = variable("HF_HOME").map(expanded).unwrap_or_else(|| {
             let cache = variable("XDG_CACHE_HOME").map(expanded);
@@ -82,6 +87,23 @@ impl HubConfig {
             retry_pause: RETRY_PAUSE,
         }
     }
+}
+
+/// A path with the values of `$NAME` and `${NAME}`, as by Python's `expandvars`: unknown names stay.
+fn with_variables(path: &str, variables: &BTreeMap<String, String>) -> String {
+    let mut parts = path.split('$');
+    let mut expanded = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_other = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+        let end = part.find(is_other).unwrap_or(part.len());
+        let braced = part.strip_prefix('{').and_then(|part| part.split_once('}'));
+        let (name, rest) = braced.unwrap_or_else(|| part.split_at(end));
+        match variables.get(name) {
+            Some(value) => expanded.extend([value.as_str(), rest]),
+            None => expanded.extend(["$", part]),
+        }
+    }
+    expanded
 }
 
 fn is_true(value: &str) -> bool {
@@ -121,6 +143,10 @@ mod tests {
         );
         assert_eq!(cache(&[("HOME", "/u"), ("HF_HOME", "~/hf")]), "/u/hf/hub");
         assert_eq!(cache(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/c")]), "/c");
+        let home = |path| cache(&[("HOME", "/u"), ("DISK", "/d"), ("HF_HUB_CACHE", path)]);
+        assert_eq!(home("$DISK/hf-${DISK}x"), "/d/hf-/dx");
+        assert_eq!(home("/a/$disk/${DISK"), "/a/$disk/${DISK");
+        assert_eq!([home("~"), home("~/c"), home("~me")], ["/u", "/u/c", "~me"]);
     }
 
     #[test]
