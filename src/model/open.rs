@@ -136,7 +136,12 @@ fn placement(
         return Ok(local);
     }
     if policy == Policy::Local {
-        if model.policy.is_some_and(|policy| policy != Policy::Local) {
+        // The default, `auto`, is also for no fleet.
+        let default = match config.fleet.policy {
+            Policy::Fleet => Policy::Fleet,
+            _ => Policy::Local,
+        };
+        if model.policy.unwrap_or(default) != Policy::Local {
             return Err(Error::config(format!(
                 "expected servers for `{name}`, whose policy needs a fleet, but found none"
             ))

@@ -702,13 +702,18 @@ async fn a_bundle_without_its_graph_runs_on_the_fleet() {
         "{}",
         answer.body
     );
-    let error = refusal(&stage.bundle, Policy::Fleet, FleetConfig::default());
+    let error = refusal(&stage.bundle, Some(Policy::Fleet), FleetConfig::default());
     insta::assert_snapshot!(error, @"expected servers for `feature-extraction`, whose policy needs a fleet, but found none; set `fleet.urls`");
+    let all = FleetConfig {
+        policy: Policy::Fleet,
+        ..FleetConfig::default()
+    };
+    assert_eq!(refusal(&stage.bundle, None, all), error);
 }
 
-fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
+fn refusal(bundle: &Path, policy: Option<Policy>, fleet: FleetConfig) -> String {
     let models = vec![ModelConfig {
-        policy: Some(policy),
+        policy,
         ..ModelConfig::from(bundle.to_owned())
     }];
     kivu::model::Model::open_all(
