@@ -207,24 +207,21 @@ impl EmbeddingParameters {
 
     /// An argument's name, if it has no effect on the requested vectors.
     pub fn without_effect(&self, pipeline: &EmbeddingPipeline) -> Option<&'static str> {
-        let kinds = self.kinds(pipeline);
+        let (kinds, dense) = (self.kinds(pipeline), &[VectorKind::Dense][..]);
+        let (scaled, sparse) = (
+            &[VectorKind::Dense, VectorKind::MultiVector][..],
+            &[VectorKind::Sparse][..],
+        );
         let arguments = [
-            ("dimensions", self.dimensions.is_some(), VectorKind::Dense),
-            (
-                "vector-type",
-                self.output_dtype.is_some(),
-                VectorKind::Dense,
-            ),
-            (
-                "max-active-dims",
-                self.max_active_dims.is_some(),
-                VectorKind::Sparse,
-            ),
-            ("words", self.words.is_some(), VectorKind::Sparse),
+            ("dimensions", self.dimensions.is_some(), dense),
+            ("vector-type", self.output_dtype.is_some(), dense),
+            ("normalize", self.normalize.is_some(), scaled),
+            ("max-active-dims", self.max_active_dims.is_some(), sparse),
+            ("words", self.words.is_some(), sparse),
         ];
         arguments
             .iter()
-            .find(|(_, is_set, kind)| *is_set && !kinds.contains(kind))
+            .find(|(_, is_set, of)| *is_set && !of.iter().any(|kind| kinds.contains(kind)))
             .map(|(name, ..)| *name)
     }
 

@@ -237,7 +237,10 @@ impl Form {
             }
             Self::Biases => {
                 let expected = "numbers such as `{\"background_stay\": -1}`";
-                serde_json::from_str::<TransitionBiases>(text).map_err(|_| expected)?;
+                // A list would be read by the fields' order.
+                let is_object = text.trim_start().starts_with('{');
+                let biases = serde_json::from_str::<TransitionBiases>(text).ok();
+                biases.filter(|_| is_object).ok_or(expected)?;
                 RawValue::from_string(text.to_owned())
             }
             Self::Schema => serde_json::from_str::<Ordered>(text)
@@ -465,6 +468,10 @@ mod tests {
             "`true` or `false`"
         );
         assert_eq!(refused("stride", "x").unwrap(), "a number");
+        assert_eq!(
+            refused("transition-biases", "[1]").unwrap(),
+            "numbers such as `{\"background_stay\": -1}`"
+        );
         assert_eq!(
             refused("outputs", "dense,x").unwrap(),
             "`dense`, `sparse` or `multi_vector`"

@@ -737,6 +737,9 @@ fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
         ("words", "true"),
         ("max-active-dims", "2"),
     ]);
+    let scaled = options(&[("outputs", "sparse"), ("normalize", "true")]);
+    let unused = scaled.options.without_effect(&model.pipeline);
+    assert_eq!(unused, Some("normalize"));
     let tokenizer = pipeline(&model).encoder().tokenizer();
     for (row, case) in read(run(&lines, words)).iter().zip(cases) {
         let mut largest = case.sparse.clone();
