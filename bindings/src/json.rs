@@ -4,9 +4,18 @@ use kivu::{Error, Result, task::read_parameters};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
+use crate::texts::half_a_pair;
+
 /// The parameters in a JSON object.
 pub fn fields(parameters: &str) -> Result<Map<String, Value>> {
-    serde_json::from_str(parameters).map_err(|error| Error::invalid(error.to_string()))
+    // Packages write JSON; what they are given may still be no text, no number of 64 bits, or nested too deeply.
+    serde_json::from_str(parameters).map_err(|error| {
+        let problem = error.to_string();
+        match problem.contains("hex escape") {
+            true => half_a_pair("parameters"),
+            false => Error::invalid(format!("cannot read the parameters: {problem}")),
+        }
+    })
 }
 
 /// Reads parameters from JSON; errors name the parameter.

@@ -71,11 +71,11 @@ impl Scope {
 /// };
 /// assert_eq!(read(json!({ "dimensions": 128 }))?.dimensions, Some(128));
 /// let error = read(json!({ "dimensions": "many" })).unwrap_err().to_string();
-/// assert_eq!(error, "invalid parameter `dimensions`: expected the body to be an integer from 0 on, but found a string");
+/// assert_eq!(error, "expected `dimensions` to be an integer from 0 on, but found a string");
 /// # Ok::<(), kivu::Error>(())
 /// ```
 pub fn read_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T> {
-    json::from_parameters(parameters)
+    json::from_value(Value::Object(parameters))
 }
 
 /// How texts above the token limit are handled, in all tasks whose models read whole texts.

@@ -299,6 +299,18 @@ class Inputs(unittest.TestCase):
         expected = minilm.rank("ferry", TEXTS, return_documents=True)
         texts[:] = TEXTS
         self.assertEqual(changing.rank("ferry", texts, return_documents=True), expected)
+        texts[:], array = TEXTS, np.array(TEXTS, object)
+        mapping = {"[PERSON_1]": "Ada"}
+
+        async def restored():
+            jobs = [asyncio.ensure_future(job) for job in (minilm.arestore("[PERSON_1]", mapping), minilm.atokenize(array))]
+            await asyncio.sleep(0)
+            mapping.clear()
+            array[:] = "other"
+            return [await job for job in jobs]
+
+        restoration, tokens = asyncio.run(restored())
+        self.assertEqual((restoration["text"], tokens), ("Ada", minilm.tokenize(TEXTS)))
         for run, arguments in ((minilm.arank, ("ferry", texts)), (minilm.atokenize, (texts,))):
             texts[:] = TEXTS
             found = asyncio.run(changed(run, *arguments))
@@ -324,7 +336,9 @@ class Inputs(unittest.TestCase):
             (lambda: minilm.encode(["a", ""]), errors.InvalidError, "expected a text in `texts[1]`, but found an empty one"),
             (lambda: minilm.encode("\ud800"), errors.InvalidError, "expected Unicode text in `texts[0]`, but found half of a surrogate pair"),
             (lambda: minilm.encode("a", precision="int4"), ValueError, "expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found 'int4'"),
-            (lambda: minilm.encode("a", dimensions="many"), errors.InvalidError, "invalid parameter `dimensions`: expected the body to be an integer from 0 on, but found a string"),
+            (lambda: minilm.encode("a", prompt="\ud800"), errors.InvalidError, "expected Unicode text in `parameters`, but found half of a surrogate pair"),
+            (lambda: minilm.encode("a", dimensions=10**400), errors.InvalidError, "cannot read the parameters: number out of range at line 1 column 416"),
+            (lambda: minilm.encode("a", dimensions="many"), errors.InvalidError, "expected `dimensions` to be an integer from 0 on, but found a string"),
             (lambda: minilm.encode("a", normalize=object()), TypeError, "expected a parameter of a plain type, but found `object`"),
             (lambda: model("ner").entities("a", stride=float("nan")), ValueError, "expected finite numbers as parameters, but found another value"),
             (lambda: minilm.rank("a", ["b"], top_k=0), ValueError, "expected `top_k` above 0, but found 0"),
@@ -404,6 +418,8 @@ class Inputs(unittest.TestCase):
             load(BUNDLES / "minilm", task="translation")
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(errors.KivuError):
             load(folder)
+        with self.assertRaisesRegex(errors.KivuError, f"`{Path('org/name').absolute()}`"):
+            load(Path("org/name"))
 
 
 class Processes(unittest.TestCase):
@@ -601,6 +617,12 @@ class Frameworks(unittest.TestCase):
         prompted = KivuEmbeddings(model("prompts"), prompt="query: ")
         self.assertEqual(prompted.embed_documents(TEXTS[:1]), [prompted.embed_query(TEXTS[0])])
         self.assertEqual(prompted.embed_query(TEXTS[0]), self.query)
+        # A task has a prompt of its own, and an instruction is for queries.
+        matching = KivuEmbeddings(model("tasks"), task="text-matching")
+        expected = model("tasks").encode(TEXTS[0], task="text-matching").tolist()
+        self.assertEqual([matching.embed_documents(TEXTS[:1]), matching.embed_query(TEXTS[0])], [[expected], expected])
+        with self.assertRaisesRegex(errors.InvalidError, "`instruction` is for queries"):
+            KivuEmbeddings(model("prompts"), instruction="Find ships").embed_documents(TEXTS)
 
     def test_llama_index(self):
         from kivuml.llama_index import KivuEmbedding
@@ -663,6 +685,12 @@ class Frameworks(unittest.TestCase):
         with mock.patch.object(type(tiny), "prompts", ["passage", "search_query"]):
             self.assertEqual(model_of.encode_document(TEXTS).tolist(), bare)
             self.assertEqual(model_of.encode_query(TEXTS).tolist(), bare)
+            self.assertEqual(model_of.encode(TEXTS, "query").tolist(), bare)
+            with self.assertRaisesRegex(errors.InvalidError, "unknown prompt 'search_document'.*: `passage`, `search_query`"):
+                model_of.encode(TEXTS, "search_document")
+        with self.assertRaisesRegex(errors.InvalidError, "`sentences`"):
+            model_of.encode(TEXTS, sentences=TEXTS)
+        self.assertEqual(model_of.encode("a", convert_to_numpy=False, precision=None).shape, (tiny.dimensions,))
         # Truncated vectors are normalized again only on request.
         whole = tiny.encode(TEXTS)
         self.assertEqual(model_of.encode(TEXTS, truncate_dim=8).tolist(), whole[:, :8].tolist())

@@ -27,7 +27,7 @@ pub use self::{
     read::{ReadError, read, read_known},
     syntax::{syntax, wrong_scalar},
     tree::{Tree, add_field, fields},
-    typed::{check, from_known, from_parameters, from_value},
+    typed::{check, from_known, from_value},
 };
 
 /// The field names of a type with defaults for all of them.

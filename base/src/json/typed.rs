@@ -1,7 +1,7 @@
 //! JSON values to types, with errors that name the field.
 
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     Kind, Objects,
@@ -116,6 +116,8 @@ fn in_json(kind: &str) -> &str {
         "f32" | "f64" => "a number",
         "sequence" | "a sequence" => "a list",
         "map" | "a map" => "an object",
+        kind if kind.starts_with("struct ") => "an object",
+        kind if kind.starts_with("a nonzero ") => "an integer above 0",
         _ => ["integer ", "floating point ", "boolean "]
             .iter()
             .find_map(|prefix| kind.strip_prefix(prefix))
@@ -156,23 +158,6 @@ pub fn from_known<T: DeserializeOwned>(value: Value, known: Known) -> Result<T, 
     serde_path_to_error::deserialize(Objects::with(value, known)).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, &error.into_inner().to_string())
-    })
-}
-
-/// Deserializes parameters outside of a JSON body; errors name the parameter.
-pub fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T, Error> {
-    serde_path_to_error::deserialize(Objects::new(Value::Object(parameters))).map_err(|error| {
-        let path = error.path().to_string();
-        let cause = error.into_inner().to_string();
-        let (path, cause) = located(&path, &cause);
-        let (name, within) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
-        let within = if within.is_empty() {
-            "."
-        } else {
-            within.trim_start_matches('.')
-        };
-        let wrong = wrong_value(within, cause);
-        Error::invalid(format!("invalid parameter `{name}`: {wrong}")).in_field(&path)
     })
 }
 
@@ -324,10 +309,7 @@ mod tests {
         assert_eq!(field(twice).as_deref(), Some("options.num_ctx"));
         let unknown = wrong_value("options.a", "unknown field `a`, expected `num_ctx`");
         assert_eq!(field(unknown).as_deref(), Some("options.a"));
-        let Value::Object(parameters) = json!({ "dimensions": "a" }) else {
-            panic!("an object")
-        };
-        let parameter = from_parameters::<Flat>(parameters).unwrap_err();
+        let parameter = from_value::<Flat>(json!({ "dimensions": "a" })).unwrap_err();
         assert_eq!(field(parameter.at("text 2")).as_deref(), Some("dimensions"));
     }
 }

@@ -17,7 +17,7 @@ use super::{
     rejection::Rejection,
 };
 use crate::{auth, fields, service::app::App};
-pub use kivu::json::{from_known, from_parameters, from_value};
+pub use kivu::json::{from_known, from_value};
 use kivu::{
     error::Error,
     json::{self, Budget, Tree},

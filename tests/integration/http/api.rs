@@ -1109,7 +1109,7 @@ async fn kserve_takes_the_parameters_of_embed() {
         StatusCode::PAYLOAD_TOO_LARGE
     );
     let (_, wrong) = infer("dog", &json!({ "normalize": 1 })).await;
-    insta::assert_snapshot!(wrong["error"].as_str().unwrap(), @"invalid parameter `normalize`: expected the body to be a boolean, but found `1`");
+    insta::assert_snapshot!(wrong["error"].as_str().unwrap(), @"expected `normalize` to be a boolean, but found `1`");
     let refused = async |parameters: Value, of_output: Value| {
         let tensor =
             json!({ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["dog"] });

@@ -1,6 +1,11 @@
 //! KServe v2 messages: JSON, optionally followed by tensor bytes (the binary tensor extension).
 
-use std::{borrow::Cow, collections::HashSet, mem, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+    mem,
+    sync::Arc,
+};
 
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE},
@@ -11,7 +16,7 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeOwned, MapAccess, SeqAccess},
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::bodies::{
     body_memory::RequestMemory,
@@ -186,20 +191,16 @@ impl InferRequest {
     }
 
     pub fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let value = self.parameters.get(name).filter(|value| !value.is_null());
-        value
-            .cloned()
-            .map(request::from_value)
-            .transpose()
-            .map_err(|error| {
-                let message = error.message();
-                Error::invalid(message.at(format_args!("invalid parameter `{name}`")))
-            })
+        let Some(value) = self.parameters.get(name).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let mut found: BTreeMap<String, T> = request::from_value(json!({ name: value }))?;
+        Ok(found.remove(name))
     }
 
     /// Task parameters. Unknown ones are ignored, since clients also send other servers' parameters.
     pub fn task_parameters<T: DeserializeOwned>(&self) -> Result<T> {
-        request::from_parameters(self.parameters.clone())
+        request::from_value(Value::Object(self.parameters.clone()))
     }
 
     /// Generation options. Clients send parameters for other servers as well, which are ignored.
@@ -215,7 +216,7 @@ impl InferRequest {
         let mut parameters = self.parameters.clone();
         parameters.remove("labels");
         parameters.insert("candidate_labels".to_owned(), labels.into());
-        request::from_parameters(parameters)
+        request::from_value(Value::Object(parameters))
     }
 
     pub fn input(&self, name: &str) -> Option<&InferInput> {
