@@ -50,7 +50,7 @@ function asText(value, place) {
  */
 function asOptions(given, known) {
   if (given === undefined) return {};
-  if (!isObject(given) || Array.isArray(given)) {
+  if (!isObject(given) || !isPlain(given)) {
     throw wrongType(`expected \`options\` to be an object, but found ${typeName(given)}`);
   }
   for (const name of Object.keys(given)) {
@@ -78,10 +78,16 @@ function plain(value) {
     throw new classes.InvalidError("expected finite numbers as parameters, but found another value");
   }
   if (value instanceof Set) return [...value];
-  if (["bigint", "function", "symbol"].includes(typeof value) || value instanceof Map) {
+  const isData = !isObject(value) || Array.isArray(value) || isPlain(value) || typeof value.valueOf() !== "object";
+  if (!isData || ["bigint", "function", "symbol"].includes(typeof value)) {
     throw wrongType(`expected a parameter of a plain type, but found ${typeName(value)}`);
   }
   return value;
+}
+
+/** @param {object} value @returns {boolean} Whether all of it is in properties, unlike in a Map or a Promise. */
+function isPlain(value) {
+  return Object.prototype.toString.call(value) === "[object Object]";
 }
 
 /** @param {unknown} value @returns {value is object} */

@@ -298,6 +298,9 @@ class Model {
    */
   async #batches(task, texts, parameters, { signal, onProgress }, size = BATCH) {
     const json = asJson(parameters);
+    if (onProgress !== undefined && onProgress !== null && typeof onProgress !== "function") {
+      throw wrongType(`expected \`onProgress\` to be a function, but found ${typeName(onProgress)}`);
+    }
     return cancellable(signal, async (cancellation) => {
       const found = [];
       for (let first = 0; first < texts.length; first += size) {

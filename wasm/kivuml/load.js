@@ -1,6 +1,7 @@
 // Loads models from bundles: from a folder or URL, or from bytes.
 
-import { asOptions } from "./arguments.js";
+import { asOptions, typeName } from "./arguments.js";
+import { wrongType } from "./errors.js";
 import { filesOf } from "./files.js";
 import { cancellable, opened } from "./model.js";
 import { open } from "./native.js";
@@ -8,7 +9,13 @@ import { open } from "./native.js";
 /** @type {typeof import("./index.js").load} */
 export async function load(bundle, options) {
   const known = /** @type {const} */ (["signal", "cache", "module", "fetch"]);
-  const { signal, cache = true, module, fetch = globalThis.fetch } = asOptions(options, known);
+  const { signal, module, ...given } = asOptions(options, known);
+  const cache = given.cache ?? true;
+  const fetch = given.fetch ?? globalThis.fetch;
+  if (typeof cache !== "boolean") throw wrongType(`expected \`cache\` to be a boolean, but found ${typeName(cache)}`);
+  if (fetch !== undefined && typeof fetch !== "function") {
+    throw wrongType(`expected \`fetch\` to be a function, but found ${typeName(fetch)}`);
+  }
   return opened(
     await cancellable(signal, async () => {
       const files = filesOf(bundle, { cache, signal, fetch });
