@@ -27,6 +27,8 @@ Texts = Union[Iterable[str], Any]
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 
 DTYPES = {"float32": np.float32, "int8": np.int8, "uint8": np.uint8, "binary": np.int8, "ubinary": np.uint8}
+#: Arguments that a caller may change.
+_CHANGEABLE = (list, dict, np.ndarray)
 #: Texts that one call to the native module runs, between which progress is shown.
 _BATCH = 1024
 #: The same for generated texts, which take longer.
@@ -76,8 +78,8 @@ def _in_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
         import asyncio
 
         # As they are now: the thread may begin later.
-        given: Any = [each.copy() if isinstance(each, list) else each for each in arguments]
-        named: Any = {name: each.copy() if isinstance(each, list) else each for name, each in options.items()}
+        given: Any = [each.copy() if isinstance(each, _CHANGEABLE) else each for each in arguments]
+        named: Any = {name: each.copy() if isinstance(each, _CHANGEABLE) else each for name, each in options.items()}
         return await asyncio.to_thread(method, *given, **named)
 
     run.__name__ = f"a{method.__name__}"
@@ -126,16 +128,29 @@ def absolute(name: str | os.PathLike[str], options: dict[str, Any]) -> tuple[str
         raise TypeError(f"expected `name` to be a string or a path, but found `{type(name).__name__}`")
     path = os.fspath(name)
     folders = {key: os.path.abspath(options[key]) for key in ("home", "config") if options.get(key) is not None}
-    return os.path.abspath(path) if os.path.exists(path) else path, options | folders
+    # A path that does not exist is no name in the hub.
+    is_path = not isinstance(name, str) or os.path.exists(path)
+    return os.path.abspath(path) if is_path else path, options | folders
 
 
 def _restore(name: str, options: dict[str, Any]) -> Model:
     return load(name, **options)
 
 
-def with_prompt(options: dict[str, Any], prompt_name: str | None) -> dict[str, Any]:
-    """Options for `encode`, with a prompt of the model unless the caller has chosen one."""
-    return options if options.get("prompt") is not None else {"prompt_name": prompt_name} | options
+def dtype_of(precision: Any) -> Any:
+    """The vectors' type in numpy."""
+    if precision not in DTYPES:
+        raise InvalidError(f"expected `precision` among {quoted(DTYPES)}, but found {precision!r:.40}")
+    return DTYPES[precision]
+
+
+def with_prompt(options: dict[str, Any], model: Model, role: Literal["query", "document"]) -> dict[str, Any]:
+    """Options for `encode`, with the model's prompt for a role unless the caller has chosen a prompt or a task."""
+    if "prompt_name" in options or any(options.get(name) is not None for name in ("prompt", "task")):
+        return options
+    if role == "document" and options.get("instruction") is not None:
+        raise InvalidError("`instruction` is for queries, but these texts are documents; leave it out")
+    return options | {"prompt_name": model.query_prompt if role == "query" else model.document_prompt}
 
 
 class Model:
@@ -244,8 +259,7 @@ class Model:
             truncate: Whether texts above the token limit are truncated, which is the default, or refused.
             show_progress: Whether progress is written to standard error.
         """
-        if precision not in DTYPES:
-            raise InvalidError(f"expected `precision` among {_quoted(DTYPES)}, but found {precision!r:.40}")
+        dtype = dtype_of(precision)
         parameters = as_json({
             "prompt_name": prompt_name,
             "prompt": prompt,
@@ -263,7 +277,7 @@ class Model:
         for first in range(0, len(listed), _BATCH):
             batch = listed[first : first + _BATCH]
             data, _ = self._native.run("encode", batch, first, parameters)
-            vectors = np.frombuffer(data, DTYPES[precision]).reshape(len(batch), -1)
+            vectors = np.frombuffer(data, dtype).reshape(len(batch), -1)
             if len(batch) == len(listed):
                 found = vectors
             else:
@@ -641,5 +655,5 @@ def _labels(labels: Any) -> Any:
     return labels if isinstance(labels, str) else as_list(labels, "labels")[0]
 
 
-def _quoted(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ._model import DTYPES, Model, absolute, load, with_prompt
+from ._model import Model, absolute, dtype_of, load, with_prompt
 from ._texts import as_json
 
 _LOCK = threading.Lock()
@@ -38,8 +38,10 @@ class Embedder:
 
     def __init__(self, name: str | os.PathLike[str], options: dict[str, Any] | None = None, **load_options: Any) -> None:
         inspect.signature(load).bind(name, **load_options)
+        inspect.signature(Model.encode).bind(None, [], **(options or {}))
         path, reference = absolute(name, load_options)
         self._reference, self._options = (path, as_json(reference)), options or {}
+        self._dtype = dtype_of(self._options.get("precision", "float32"))
 
     def __call__(self, texts: pa.Array | pa.ChunkedArray) -> pa.ListArray:
         if not isinstance(texts, (pa.Array, pa.ChunkedArray)):
@@ -49,10 +51,10 @@ class Embedder:
         listed = texts.to_pylist()
         given = [text for text in listed if text is not None and text != ""]
         if not given:
-            value = pa.from_numpy_dtype(DTYPES[self._options.get("precision", "float32")])
+            value = pa.from_numpy_dtype(self._dtype)
             return pa.nulls(len(listed), pa.list_(value))
         model = self.model
-        vectors = model.encode(given, **with_prompt(self._options, model.document_prompt))
+        vectors = model.encode(given, **with_prompt(self._options, model, "document"))
         is_missing = np.fromiter((text is None or text == "" for text in listed), bool, len(listed))
         ends = np.cumsum(~is_missing) * vectors.shape[1]
         offsets = pa.array(np.concatenate(([0], ends)), pa.int32())

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
@@ -35,11 +35,10 @@ class _Embedder:
     def from_dict(cls, data: dict[str, Any]) -> Any:
         return default_from_dict(cls, data)
 
-    def _encode(self, texts: Any, is_query: bool) -> Any:
+    def _encode(self, texts: Any, role: Literal["query", "document"]) -> Any:
         self.warm_up()
         assert self._opened is not None
-        prompt = self._opened.query_prompt if is_query else self._opened.document_prompt
-        return self._opened.encode(texts, **with_prompt(self.options, prompt)).tolist()
+        return self._opened.encode(texts, **with_prompt(self.options, self._opened, role)).tolist()
 
 
 @component
@@ -53,7 +52,7 @@ class KivuTextEmbedder(_Embedder):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        return {"embedding": self._encode(text, True)}
+        return {"embedding": self._encode(text, "query")}
 
 
 @component
@@ -70,5 +69,5 @@ class KivuDocumentEmbedder(_Embedder):
         documents = list(documents)  # Other threads may change theirs.
         if not documents:
             return {"documents": []}
-        vectors = self._encode([document.content for document in documents], False)
+        vectors = self._encode([document.content for document in documents], "document")
         return {"documents": [replace(document, embedding=vector) for document, vector in zip(documents, vectors)]}

@@ -29,7 +29,7 @@ class KivuEmbeddings(Embeddings):
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         if not texts:
             return []
-        return self.model.encode(texts, **with_prompt(self._options, self.model.document_prompt)).tolist()
+        return self.model.encode(texts, **with_prompt(self._options, self.model, "document")).tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        return self.model.encode(text, **with_prompt(self._options, self.model.query_prompt)).tolist()
+        return self.model.encode(text, **with_prompt(self._options, self.model, "query")).tolist()

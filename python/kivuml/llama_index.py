@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -37,17 +37,17 @@ class KivuEmbedding(BaseEmbedding):
     def class_name(cls) -> str:
         return "KivuEmbedding"
 
-    def _encode(self, texts: Any, prompt_name: str | None) -> Any:
-        return self._model.encode(texts, **with_prompt(self._options, prompt_name)).tolist()
+    def _encode(self, texts: Any, role: Literal["query", "document"]) -> Any:
+        return self._model.encode(texts, **with_prompt(self._options, self._model, role)).tolist()
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._encode(query, self._model.query_prompt)
+        return self._encode(query, "query")
 
     def _get_text_embedding(self, text: str) -> list[float]:
-        return self._encode(text, self._model.document_prompt)
+        return self._encode(text, "document")
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self._encode(texts, self._model.document_prompt)
+        return self._encode(texts, "document")
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return await asyncio.to_thread(self._get_query_embedding, query)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._model import Model, load
+from ._model import Model, load, quoted
 from .errors import InvalidError
 
 
@@ -59,7 +59,8 @@ class SentenceTransformer:
         **options: Any,
     ) -> Any:
         """Embeds texts. `batch_size` has no effect: texts are batched without padding."""
-        inputs = options.pop("sentences", inputs)  # Its name before version 5.4.
+        if inputs is None:
+            inputs = options.pop("sentences", None)  # Its name before version 5.4.
         if options:
             raise InvalidError(f"expected options of `encode` in sentence-transformers, but found `{min(options):.40}`")
         for name, value in {"pool": pool, "chunk_size": chunk_size}.items():
@@ -73,14 +74,14 @@ class SentenceTransformer:
             raise InvalidError("expected `output_value` to be `sentence_embedding`; see `Model.multi_vectors` for others")
         if truncate_dim is None:
             truncate_dim = self.truncate_dim
+        precision = precision or "float32"
         if not isinstance(inputs, str) and hasattr(inputs, "__len__") and not len(inputs):
             return np.empty((0, truncate_dim or self.get_embedding_dimension() or 0), np.float32)
         # There, truncated vectors are not normalized again unless the call asks for it.
         is_cut = truncate_dim is not None and not normalize_embeddings and precision == "float32"
         vectors = self.model.encode(
             inputs,
-            prompt_name=prompt_name,
-            prompt=prompt,
+            **self._prompt(prompt_name, prompt),
             dimensions=None if is_cut else truncate_dim,
             # As there: false leaves the model's own normalization.
             normalize=True if normalize_embeddings else None,
@@ -89,26 +90,30 @@ class SentenceTransformer:
         )
         if is_cut:
             vectors = vectors[..., :truncate_dim]
-        return vectors if convert_to_numpy else list(vectors)
+        return vectors if convert_to_numpy or vectors.ndim == 1 else list(vectors)
 
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *others: Any, **options: Any
     ) -> Any:
-        return self.encode(inputs, *self._of_role("query", prompt_name, prompt), *others, **options)
+        name = "query" if prompt_name is None and prompt is None else prompt_name
+        return self.encode(inputs, name, prompt, *others, **options)
 
     def encode_document(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *others: Any, **options: Any
     ) -> Any:
-        return self.encode(inputs, *self._of_role("document", prompt_name, prompt), *others, **options)
+        name = "document" if prompt_name is None and prompt is None else prompt_name
+        return self.encode(inputs, name, prompt, *others, **options)
 
-    def _of_role(self, role: str, prompt_name: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-        """The role's prompt. As there, it has the role's name, and a model without one uses neither its default prompt nor
-        one with another name such as `passage`."""
-        if prompt_name is not None or prompt is not None:
-            return prompt_name, prompt
+    def _prompt(self, name: str | None, prompt: str | None) -> dict[str, str | None]:
+        """The prompt for `encode`. As there, names are no aliases: without a prompt of this name, queries and documents
+        have neither the default prompt nor one with another name such as `passage`."""
+        if name is None or prompt is not None or name in self.model.prompts:
+            return {"prompt_name": name, "prompt": prompt}
+        if name not in ("query", "document"):
+            raise InvalidError(f"unknown prompt {name!r:.40}; the model's prompts: {quoted(self.model.prompts)}")
         if self.model.tasks:
-            return self.model.query_prompt if role == "query" else self.model.document_prompt, None
-        return (role, None) if role in self.model.prompts else (None, "")
+            return {"prompt_name": self.model.query_prompt if name == "query" else self.model.document_prompt}
+        return {"prompt": ""}
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """The model's similarity between all pairs; distances are negated, and cosines of zeros are 0, as there."""

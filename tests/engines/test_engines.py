@@ -270,6 +270,7 @@ def refusal(call):
 print(json.dumps([
     refusal(lambda: embed(["a"])), refusal(lambda: embed(pa.array([7]))),
     refusal(lambda: Embedder("a", thread=1)), refusal(lambda: Embedder(7)),
+    refusal(lambda: Embedder("a", {"dimension": 8})), refusal(lambda: Embedder("a", {"precision": "int4"})),
 ]))
 """)
         self.assertEqual(found, [
@@ -277,6 +278,8 @@ print(json.dumps([
             "TypeError: expected `texts` to be an Arrow array of strings, but found `int64`",
             "TypeError: got an unexpected keyword argument 'thread'",
             "TypeError: expected `name` to be a string or a path, but found `int`",
+            "TypeError: got an unexpected keyword argument 'dimension'",
+            "InvalidError: expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found 'int4'",
         ])
 
 
