@@ -170,7 +170,7 @@ fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<Ex
         Command::Push(arguments) => library::push::run(arguments, config, services.cloud),
         Command::Quality(arguments) => quality::run(*arguments, config, services),
         Command::Redact(arguments) => redact::run(*arguments, config, services),
-        Command::Restore(arguments) => redact::run_restore(&arguments, &config, services.parquet),
+        Command::Restore(arguments) => redact::run_restore(arguments, config, services.parquet),
         Command::Rm(arguments) => library::rm::run(&arguments, &config),
         Command::Run(arguments) => run::run(*arguments, config, services.cloud),
         Command::Search(arguments) => search::run(arguments, config, services),

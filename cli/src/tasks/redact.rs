@@ -3,9 +3,11 @@
 use std::{
     fs::{self, Permissions},
     io::{self, Write},
+    mem::ManuallyDrop,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Mutex,
 };
 
 use clap::Args;
@@ -27,6 +29,7 @@ use kivu::{
     cloud::Cloud,
     config::{Config, list_text},
     error::{Error, Result},
+    locked,
     model::{Model, Pipeline},
     pipeline::{
         entities::TextEntities,
@@ -49,6 +52,8 @@ use kivu_jobs::{
 
 /// What the name of a file ends in until it is complete.
 const PARTIAL: &str = ".kivu-partial";
+/// Files that are not complete; a signal removes them.
+static PARTIALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// Permissions of a file, which the user's mask restricts.
 const SHARED: u32 = 0o666;
 /// Permissions of a secret.
@@ -133,7 +138,27 @@ struct MappingFile {
 }
 
 pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
-    interruptible(move || redact(&arguments, config, &services)).map(Ended::code)
+    interruptible(move || redact(&arguments, config, &services)).map(code)
+}
+
+pub fn run_restore(
+    arguments: RestoreArguments,
+    config: Config,
+    parquet: Parquet,
+) -> Result<ExitCode> {
+    interruptible(move || restore_file(&arguments, &config, parquet)).map(code)
+}
+
+/// The exit code, after the removal of what a signal interrupts.
+fn code(ended: Ended<ExitCode>) -> ExitCode {
+    if matches!(ended, Ended::Signalled(_)) {
+        // The command's thread goes on until the process ends, and waits here.
+        let partials = ManuallyDrop::new(locked(&PARTIALS));
+        partials
+            .iter()
+            .for_each(|partial| drop(fs::remove_file(partial)));
+    }
+    ended.code()
 }
 
 fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Result<ExitCode> {
@@ -153,8 +178,15 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
             "`--mapping` has no effect without the style `number` or `hash`",
         ));
     }
+    let patterns = listed("--patterns", &arguments.patterns)?;
+    if patterns.is_empty() && arguments.model.is_none() {
+        return Err(
+            Error::config("nothing would be replaced: there is no pattern and no model")
+                .with_hint("set `--patterns` or `--model`"),
+        );
+    }
     let redaction = Redaction {
-        patterns: Patterns::new(&listed("--patterns", &arguments.patterns)?)?,
+        patterns: Patterns::new(&patterns)?,
         replacement: Some(Replacement::new(*style, key)?),
         scope: NumberScope::Request,
         known: Mapping::default(),
@@ -198,9 +230,10 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
             .map_err(|_| Error::config("cannot write the mapping as JSON"))?;
         secret.write(contents.as_bytes())?;
         secret.sync()?;
-        secret.keep()?;
+        NewFile::keep([secret, file])?;
+    } else {
+        NewFile::keep([file])?;
     }
-    file.keep()?;
     let found = if finder.is_some() {
         "entities and matches"
     } else {
@@ -261,7 +294,7 @@ fn stride(model: &Model) -> Option<usize> {
     Some((length / 4).min(MAX_STRIDE))
 }
 
-pub fn run_restore(
+fn restore_file(
     arguments: &RestoreArguments,
     config: &Config,
     parquet: Parquet,
@@ -309,7 +342,7 @@ pub fn run_restore(
         ))
         .with_hint("use the key that they were made with, or their mapping"));
     }
-    file.keep()?;
+    NewFile::keep([file])?;
     let of = source.map_or_else(String::new, |name| format!(" of `{name}`"));
     print(&format!(
         "restored {restored} placeholders{of} in {}; {unknown} are unknown",
@@ -454,12 +487,14 @@ impl NewFile {
         if fs::symlink_metadata(path).is_ok() {
             return Err(failed()(io::ErrorKind::AlreadyExists.into()));
         }
+        let mut partials = locked(&PARTIALS);
         let partial = tempfile::Builder::new()
             .prefix(&name)
             .suffix(PARTIAL)
             .permissions(Permissions::from_mode(mode))
             .tempfile_in(path.parent().unwrap_or(Path::new("")))
             .map_err(failed())?;
+        partials.push(partial.path().to_owned());
         Ok(Self {
             path: path.to_owned(),
             partial,
@@ -476,12 +511,19 @@ impl NewFile {
         synced.map_err(Error::cannot("write", self.path.display()))
     }
 
-    /// Gives the file its name, unless another one has got it since.
-    fn keep(self) -> Result<()> {
-        rename_new(self.partial.path(), &self.path)
-            .map_err(Error::cannot("create", self.path.display()))
+    /// Gives files their names, unless others have got them since.
+    fn keep<const COUNT: usize>(files: [Self; COUNT]) -> Result<()> {
+        // A signal removes all or none.
+        let mut partials = locked(&PARTIALS);
+        for file in files {
+            rename_new(file.partial.path(), &file.path)
+                .map_err(Error::cannot("create", file.path.display()))?;
+            partials.retain(|partial| partial != file.partial.path());
+        }
+        Ok(())
     }
 }
+
 #[cfg(test)]
 mod tests {
     use kivu::config::Secret;
@@ -515,7 +557,7 @@ mod tests {
     }
 
     fn run_restore(arguments: &RestoreArguments, config: &Config) -> Result<ExitCode> {
-        super::run_restore(arguments, config, Parquet::default())
+        restore_file(arguments, config, Parquet::default())
     }
 
     #[test]
@@ -685,6 +727,10 @@ mod tests {
             &config,
         );
         assert!(shown(again.unwrap_err()).starts_with("cannot create `[folder]/b.txt`"));
+        let mut nothing = arguments(folder.path(), "a.txt", "new", Style::Label);
+        nothing.patterns = vec![String::new()];
+        let error = shown(run(&nothing, &config).unwrap_err());
+        insta::assert_snapshot!(error, @"nothing would be replaced: there is no pattern and no model; set `--patterns` or `--model`");
         let mut restored = RestoreArguments {
             files: files(folder.path(), "b.csv", "back"),
             mapping: Some(at("b.txt.secret")),

@@ -112,7 +112,7 @@ fn scratch(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn an_interrupted_build_leaves_nothing_behind() {
+fn interrupted_builds_and_redactions_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     // A fake Python that never ends: the build waits for its package until it is interrupted.
@@ -128,13 +128,19 @@ fn an_interrupted_build_leaves_nothing_behind() {
         "0".repeat(64)
     );
     fs::write(at("x.toml"), recipe).unwrap();
-    for (signal, code) in [("HUP", 129), ("INT", 130), ("TERM", 143)] {
+    fs::write(at("in.txt"), "a@b.org").unwrap();
+    let build = "build x.toml --out out";
+    let redact = "redact in.txt out --style number --mapping map --model x.toml";
+    for (signal, code, words) in [
+        ("HUP", 129, build),
+        ("INT", 130, redact),
+        ("TERM", 143, build),
+    ] {
         // The process that started the tests may ignore the signal.
-        let mut build = Command::new("env")
-            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_kivu"), "build"])
-            .arg(at("x.toml"))
-            .arg("--out")
-            .arg(at("out"))
+        let mut running = Command::new("env")
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_kivu")])
+            .args(words.split(' '))
+            .current_dir(folder.path())
             .env("KIVU_HOME", folder.path())
             .env(
                 "PATH",
@@ -151,12 +157,17 @@ fn an_interrupted_build_leaves_nothing_behind() {
         };
         wait_until("the build begins", || python().is_some());
         let asked = Command::new("kill")
-            .args(["-s", signal, &build.id().to_string()])
+            .args(["-s", signal, &running.id().to_string()])
             .status()
             .unwrap();
         assert!(asked.success());
-        assert_eq!(build.wait().unwrap().code(), Some(code));
+        assert_eq!(running.wait().unwrap().code(), Some(code));
         assert!(scratch(&at("packages")).is_empty() && !at("out").exists());
+        let mut left = fs::read_dir(folder.path()).unwrap();
+        assert!(left.all(|file| {
+            let name = file.unwrap().file_name();
+            !name.to_string_lossy().ends_with(".kivu-partial")
+        }));
         let process = format!("/proc/{}/cmdline", python().unwrap());
         wait_until("the program ends", || {
             !fs::read(&process).is_ok_and(|line| line.starts_with(b"sleep"))
