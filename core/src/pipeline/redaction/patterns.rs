@@ -1,6 +1,7 @@
 //! Personal data and secrets with a written form: found by an expression and, where there are check digits, by those.
 
 use std::{
+    cmp::Ordering,
     ops::Range,
     sync::{LazyLock, OnceLock},
 };
@@ -58,7 +59,7 @@ const PEM: &str = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:(?:[
 #[rustfmt::skip]
 pub static PATTERNS: [Pattern; 41] = [
     pattern("CREDIT_CARD", CARD, checks::card, "ISO/IEC 7812-1"),
-    pattern("IBAN_CODE", r"(?i-u)[A-Z]{2}[0-9]{2}(?:[ .-]?[A-Z0-9]){11,29}", checks::iban, "ISO 13616, SWIFT IBAN registry"),
+    pattern("IBAN_CODE", r"(?i-u)[A-Z]{2}[ .-]?[0-9]{2}(?:[ .-]?[A-Z0-9]){11,29}", checks::iban, "ISO 13616, SWIFT IBAN registry"),
     pattern("EMAIL_ADDRESS", EMAIL, checks::any, "RFC 5322, RFC 6531"),
     pattern("URL", URL, checks::any, "RFC 3986"),
     pattern("IP_ADDRESS", IP, checks::ip, "RFC 791, RFC 4291"),
@@ -121,6 +122,16 @@ const ALL: &str = "all";
 const PHONE_NUMBER: &str = "PHONE_NUMBER";
 /// International numbers with fewer digits may continue in the next line.
 const WHOLE_PHONE_NUMBER: usize = 11;
+/// Numbers that may touch a word, as in `Card4111111111111111`: hardly a product number has their form and check digits.
+pub(super) const BESIDE_WORDS: [&str; 5] = [
+    "CREDIT_CARD",
+    "IBAN_CODE",
+    "IT_FISCAL_CODE",
+    "FR_NIR",
+    "CH_AHV",
+];
+/// Letters of such a word.
+const MAX_WORD: usize = 32;
 /// A longer candidate that is refused is skipped as a whole, so that the search stays linear.
 const MAX_RETRIED: usize = 256;
 
@@ -138,7 +149,8 @@ impl Patterns {
         let mut places = Vec::new();
         for name in names.iter().map(AsRef::as_ref) {
             if name == ALL {
-                return Ok(Self::all());
+                places.extend(0..PATTERNS.len());
+                continue;
             }
             let place = PATTERNS.iter().position(|pattern| pattern.name == name);
             places.push(place.ok_or_else(|| {
@@ -173,10 +185,16 @@ impl Patterns {
             if is_joined && pattern.has_separators() {
                 let mut others = pattern.find_all(expression, &joined);
                 written.retain(|part| {
-                    let whole = overlapping(&others, part).filter(|whole| {
-                        whole.range.start == part.range.start && whole.range.end > part.range.end
-                    });
-                    whole.is_none() || !pattern.may_continue(&text[part.range.clone()])
+                    let own = &text[part.range.clone()];
+                    let is_part = |whole: &Match| match whole.range.start.cmp(&part.range.start) {
+                        Ordering::Equal => {
+                            whole.range.end > part.range.end && pattern.may_continue(own)
+                        }
+                        // A form's space is no country code's plus.
+                        Ordering::Less => own.starts_with('+'),
+                        Ordering::Greater => false,
+                    };
+                    !overlapping(&others, part).is_some_and(is_part)
                 });
                 others.retain(|other| overlapping(&written, other).is_none());
                 found.append(&mut others);
@@ -249,7 +267,7 @@ impl Pattern {
     ) -> Option<usize> {
         let text = &*plain.text;
         let (before, candidate) = (&text[..range.start], &text[range.clone()]);
-        if continues(before.chars().rev(), candidate, candidate.chars().next())
+        if self.continues(before.chars().rev(), candidate, candidate.chars().next())
             && !plain.is_divided(range.start)
         {
             return None;
@@ -261,7 +279,7 @@ impl Pattern {
         let is_accepted = |length: &usize| {
             text.is_char_boundary(range.start + length) && {
                 let (part, rest) = text[range.start..].split_at(*length);
-                (!continues(rest.chars(), part, part.chars().next_back())
+                (!self.continues(rest.chars(), part, part.chars().next_back())
                     || plain.is_divided(range.start + length))
                     && (*length == candidate.len()
                         || expression
@@ -273,6 +291,26 @@ impl Pattern {
         let length = (shortest..=candidate.len()).rev().find(is_accepted)?;
         Some(range.start + length)
     }
+
+    /// Whether a match is a part of the word or number beside it, which may be a word of letters for some patterns.
+    fn continues(
+        &self,
+        next: impl Iterator<Item = char> + Clone,
+        found: &str,
+        edge: Option<char>,
+    ) -> bool {
+        continues(next.clone(), found, edge)
+            && !(BESIDE_WORDS.contains(&self.name) && is_word(next))
+    }
+}
+
+/// Whether characters begin with a word of letters only.
+fn is_word(characters: impl Iterator<Item = char>) -> bool {
+    let word: Vec<char> = characters
+        .take(MAX_WORD + 1)
+        .take_while(|c| is_joined(*c))
+        .collect();
+    word.len() <= MAX_WORD && word.iter().all(|c| c.is_alphabetic())
 }
 
 /// Whether the characters next to a match belong to the same word or number: a letter or digit, or after a digit at the
@@ -288,9 +326,15 @@ fn continues(mut next: impl Iterator<Item = char>, found: &str, edge: Option<cha
                 && next.next().is_some_and(|next| next.is_ascii_digit())
                 && (found.contains(separator) || found.chars().all(char::is_alphanumeric))
         }
-        Some(next) => next.is_alphanumeric() && !is_unspaced(next),
+        Some(next) => is_joined(next),
         None => false,
     }
+}
+
+/// Letters and digits that belong to the word beside them. Digits of other scripts are in ASCII here, and raised or circled
+/// ones are marks.
+fn is_joined(character: char) -> bool {
+    character.is_ascii_digit() || character.is_alphabetic() && !is_unspaced(character)
 }
 
 /// Letters of scripts that write no spaces between words, or join particles: Thai, Lao, Myanmar, Khmer, Hangul, kana, Han.

@@ -40,6 +40,9 @@ impl<'a> Plain<'a> {
                 let row = Row::of(&text[at..]);
                 row_end = at + row.length;
                 changed = row.joined(&text[..at], &text[row_end..]);
+                if is_form_space(&text[..at], &text[at..]) {
+                    changed = Some((1, Some(' ')));
+                }
             }
             if !c.is_ascii_alphanumeric() {
                 changed = changed.or_else(|| read(&text[at..]));
@@ -189,6 +192,20 @@ impl Row {
         let has_digit = || beside.iter().flatten().any(is_digit);
         (!is_kept && has_digit()).then_some((self.length, Some(self.read)))
     }
+}
+
+/// Whether a plus stands for a space, as in a form (`4111+1111+1111+1111`), and not at the beginning of a phone number.
+fn is_form_space(before: &str, after: &str) -> bool {
+    /// Digits or letters between separators.
+    const MAX_GROUP: usize = 7;
+    let Some(rest) = after.strip_prefix('+') else {
+        return false;
+    };
+    let is_group = |c: char| c.is_ascii_alphanumeric();
+    let end = rest.trim_start_matches(is_group);
+    before.ends_with(is_group)
+        && (1..=MAX_GROUP).contains(&(rest.len() - end.len()))
+        && !end.starts_with([' ', '-', '/', '('])
 }
 
 /// Whether a text begins with a line's end or tab as it is written in programs.
