@@ -17,6 +17,8 @@ use kivu::{
 
 /// Prefix for Kivu's metadata keys.
 const PREFIX: &str = "kivu-";
+/// Begins metadata keys that others do not use, so that `kivu_model` is a mistake.
+const NAME: &str = "kivu";
 
 /// Job parameters; unset ones are up to the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -109,6 +111,11 @@ impl Parameters {
 
     /// Overrides parameters by object metadata: `kivu-model`, `kivu-column`, and so on.
     pub fn with_metadata(self, metadata: &BTreeMap<String, String>) -> Result<Self> {
+        let is_wrong = |name: &&String| name.starts_with(NAME) && !name.starts_with(PREFIX);
+        if let Some(name) = metadata.keys().find(is_wrong) {
+            let hint = format!("Kivu's begin with `{PREFIX}`");
+            return Err(Error::invalid(format!("unknown metadata `{name}`")).with_hint(hint));
+        }
         let own = metadata.iter();
         self.with(own.filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value))))
     }
@@ -216,5 +223,6 @@ mod tests {
         insta::assert_snapshot!(refused(&[("kivu-labels", "a,,b")]), @"expected a text as item 2 in the metadata `kivu-labels`, but found `a,,b`");
         insta::assert_snapshot!(refused(&[("kivu-delimiter", "||")]), @r#"expected an ASCII character, itself or as `\t`, `^A` or `\x01` in the metadata `kivu-delimiter`, but found `||`"#);
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"unknown metadata `kivu-colum`");
+        insta::assert_snapshot!(refused(&[("kivu_model", "x")]), @"unknown metadata `kivu_model`; Kivu's begin with `kivu-`");
     }
 }
