@@ -6,7 +6,8 @@ use serde::de::{DeserializeOwned, IntoDeserializer, value::Error};
 /// Names up to this length are too similar to each other for suggestions.
 const MAX_SHORT_NAME: usize = 3;
 
-/// The known name that `name` probably means: at most two edits away, or one for names with four characters.
+/// The known name that `name` probably means: the same letters, or at most two edits away, or one for names with four
+/// characters.
 pub fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
     let edits = match length {
@@ -15,11 +16,20 @@ pub fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         _ => 2,
     };
     let distance = |known: &'a str| {
+        if letters(name).eq(letters(known)) {
+            return Some((0, known));
+        }
         let is_comparable = known.len() > MAX_SHORT_NAME && known.len().abs_diff(length) <= edits;
         let distance = is_comparable.then(|| strsim::osa_distance(name, known))?;
         (distance <= edits).then_some((distance, known))
     };
     known.filter_map(distance).min().map(|(_, known)| known)
+}
+
+/// Letters and digits, in lower case: `topN` and `TOP-N` have those of `top_n`.
+fn letters(name: &str) -> impl Iterator<Item = char> {
+    let letters = name.chars().filter(|c| c.is_alphanumeric());
+    letters.map(|c| c.to_ascii_lowercase())
 }
 
 /// The names of an enum's values, each with its description, which it must have.
@@ -55,6 +65,20 @@ pub fn choice(names: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::config::{AuthMode, EngineChoice, Load, LogFormat, Policy};
+
+    #[test]
+    fn names_in_another_form_are_similar() {
+        let known = ["top_n", "model", "max_tokens_per_doc"];
+        for (name, expected) in [
+            ("topN", Some("top_n")),
+            ("TOP-N", Some("top_n")),
+            ("maxTokensPerDoc", Some("max_tokens_per_doc")),
+            ("modell", Some("model")),
+            ("tops", None),
+        ] {
+            assert_eq!(similar(name, known.into_iter()), expected, "{name}");
+        }
+    }
 
     #[test]
     fn enums_have_the_names_of_serde() {

@@ -111,9 +111,17 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// The known field that a name probably means.
+/// The known field that a name probably means; its beginning is enough for one that is read.
 fn nearest(name: &str, known: Known) -> Option<&'static str> {
-    similar(name, known.iter().flat_map(|fields| fields.names()))
+    /// Shorter names begin many others.
+    const MIN_BEGINNING: usize = 5;
+    let beginning = || {
+        let mut read = known.iter().flat_map(|fields| fields.read);
+        let is_long = name.len() >= MIN_BEGINNING;
+        read.find(|field| is_long && field.starts_with(name))
+            .copied()
+    };
+    similar(name, known.iter().flat_map(|fields| fields.names())).or_else(beginning)
 }
 
 impl Fields {

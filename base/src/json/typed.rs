@@ -242,6 +242,9 @@ mod tests {
             json!({ "images": ["a"] }),
             json!({ "dimension": 7 }),
             json!({ "dimensons": null }),
+            json!({ "DIMENSIONS": 7 }),
+            json!({ "dimen": 7 }),
+            json!({ "options": { "numCtx": 7 } }),
             json!({ "options": { "num_ctc": 7 } }),
             json!({ "options": { "mode": 2 } }),
             json!({ "texts": [{ "text": "a", "mode": "a text" }] }),
@@ -253,6 +256,9 @@ mod tests {
         `images` is not supported: models read texts
         `dimension` is not a field of this API; use `dimensions`
         `dimensons` is not a field of this API; use `dimensions`
+        `DIMENSIONS` is not a field of this API; use `dimensions`
+        `dimen` is not a field of this API; use `dimensions`
+        `options.numCtx` is not a field of this API; use `num_ctx`
         `options.num_ctc` is not a field of this API; use `num_ctx`
         `options.mode: 2` is not supported: leave it out
         `texts[0].mode` is not supported: leave it out

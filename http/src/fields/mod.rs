@@ -6,13 +6,18 @@
 //!
 //! The first request reads them all, in JSON, since TOML takes several times as long.
 
-use std::{collections::BTreeMap, iter, sync::LazyLock};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter,
+    sync::LazyLock,
+};
 
 use serde::Deserialize;
 
 use kivu::{
     error::{Error, Result},
     json::{Fields, Known, Refused},
+    names::similar,
 };
 
 /// Bodies with any fields, or with fields that depend on the model.
@@ -44,9 +49,10 @@ struct Set {
 
 /// Names for the same option in several APIs, the ones to suggest first.
 const SAME: [&str; 15] = [
-    "dimensions output_dimension",
-    "normalize normalized use_activation embd_normalize",
-    "output_dtype embedding_types encoding_format embedding_type embeddingTypes",
+    "dimensions output_dimension dim dims embedding_dim embedding_dimension embedding_dimensions outputDimensionality \
+     output_dimensionality truncate_dim",
+    "normalize normalized use_activation embd_normalize normalize_embeddings",
+    "output_dtype embedding_types encoding_format embedding_type embeddingTypes precision",
     "prompt_name input_type task",
     "truncate truncation truncate_prompt_tokens",
     "truncation_direction truncation_side truncate",
@@ -62,9 +68,9 @@ const SAME: [&str; 15] = [
 ];
 
 /// Values of foreign fields that ask for what each route does, as JSON.
-const NEUTRAL: [(&str, &[&str]); 8] = [
+const NEUTRAL: [(&str, &[&str]); 9] = [
     (
-        "normalize normalized use_activation truncate truncation flat flat_ner",
+        "normalize normalized normalize_embeddings use_activation truncate truncation flat flat_ner",
         &["true"],
     ),
     (
@@ -75,6 +81,7 @@ const NEUTRAL: [(&str, &[&str]); 8] = [
         "encoding_format embedding_type embedding_types output_dtype",
         &["\"float\""],
     ),
+    ("precision", &["\"float32\""]),
     (
         "truncation_direction truncation_side",
         &["\"right\"", "\"Right\""],
@@ -112,12 +119,22 @@ pub fn known(set: &str) -> Result<Known> {
         .ok_or_else(|| Error::inference(format!("no set `{set}` in `fields.json`")))
 }
 
-/// Whether some request has a field with this name that changes results, or would.
-pub fn changes_results(name: &str) -> bool {
-    let mut fields = KNOWN.values().copied().flatten();
-    fields.any(|fields| {
-        fields.read.contains(&name) || fields.refused.iter().any(|refused| refused.name == name)
-    })
+/// Fields that change results of some request, or would.
+static CHANGES_RESULTS: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
+    let names = |fields: &&'static Fields| {
+        let refused = fields.refused.iter().map(|refused| refused.name);
+        fields.read.iter().copied().chain(refused)
+    };
+    KNOWN.values().copied().flatten().flat_map(names).collect()
+});
+
+/// The field that a query parameter probably means, if it changes results of some request, or would.
+pub fn changes_results(name: &str) -> Option<&'static str> {
+    /// Gateways' parameters, such as `token`, `state` and `retry`, are close to fields.
+    const MIN_SIMILAR: usize = 6;
+    let exact = CHANGES_RESULTS.get(name).copied();
+    let mut others = CHANGES_RESULTS.iter().copied();
+    exact.or_else(|| (name.len() >= MIN_SIMILAR).then(|| similar(name, &mut others))?)
 }
 
 /// The fields of these sets, and of those that they use; the last ones are foreign.
@@ -244,7 +261,7 @@ impl Set {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, fs, path::Path};
+    use std::{fs, path::Path};
 
     use schemars::{JsonSchema, SchemaGenerator};
     use serde_json::{Value, json};
@@ -393,9 +410,9 @@ mod tests {
              effect on results, or refused by name (422): {} fields in {} schemas of {apis} APIs, of which {read} are \
              supported, {without_effect} have no effect and {refused} are refused. [The API](api.md) describes supported \
              fields, and Kivu's own.\n\n- A refused field may be `null`, empty, or have a value in the table.\n- APIs that \
-             share a route share their fields.\n- Other fields are ignored, except those of other routes for the same task or of other objects, and names of four or more characters within two edits \
-             of a field's (one for four), such as `dimension`: these are refused with the right name. Fields of documents \
-             are not compared.\n\n\
+             share a route share their fields.\n- Other fields are ignored, except those of other routes for the same task, of other objects or of libraries \
+             (`normalize_embeddings`), and names of four or more characters that probably mean a field (`dimension`, `topN`, \
+             `trunc`): these are refused with the right name. Fields of documents are not compared.\n\n\
              This page is made from `http/src/fields/fields.json`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
             read + without_effect + refused,
             published().len(),
@@ -901,6 +918,8 @@ mod tests {
             ("/v1/embeddings", json!({ "texts": ["dog"] })),
             ("/embed", json!({ "input_type": "query" })),
             ("/embed", json!({ "output_dimension": 1 })),
+            ("/embed", json!({ "truncate_dim": 1 })),
+            ("/embed", json!({ "normalize_embeddings": false })),
             ("/embed", json!({ "truncation": false })),
             ("/embed", json!({ "late_chunking": true })),
             ("/embed", json!({ "parameters": { "normalize": false } })),
@@ -984,6 +1003,7 @@ mod tests {
             ("/vertex", json!({ "parameters": one })),
             (infer, json!({ "dimensions": 1 })),
             (infer, json!({ "max_new_tokens": 1 })),
+            (infer, json!({ "model": "classification" })),
             (infer, tensor("normalize", json!(false))),
             (infer, tensor("parameters", one.clone())),
             (
@@ -1016,6 +1036,7 @@ mod tests {
         /vertex: 422 `parameters` is not supported: put them into each of the `instances`
         /v2/models/embedding/infer: 400 `dimensions: 1` is not supported: put it into `parameters`
         /v2/models/embedding/infer: 400 `max_new_tokens: 1` is not supported: put it into `parameters`
+        /v2/models/embedding/infer: 400 `model` is not supported: name the model in the path
         /v2/models/embedding/infer: 400 `inputs[0].normalize: false` is not supported: put it into the request's `parameters`
         /v2/models/embedding/infer: 400 `inputs[0].parameters.dimensions: 1` is not supported: put it into the request's `parameters`
         /v2/models/embedding/infer: 400 `outputs[0].parameters.dimensions: 1` is not supported: put it into the request's `parameters`
@@ -1055,6 +1076,8 @@ mod tests {
         /v1/embeddings: 422 `texts` is not supported: use `input`
         /embed: 422 `input_type` is not supported: use `prompt_name`
         /embed: 422 `output_dimension: 1` is not supported: use `dimensions`
+        /embed: 422 `truncate_dim: 1` is not supported: use `dimensions`
+        /embed: 422 `normalize_embeddings: false` is not supported: use `normalize`
         /embed: 422 `truncation: false` is not supported: use `truncate`
         /embed: 422 `late_chunking: true` is not supported: this route does not read it; leave it out
         /embed: 422 `parameters` is not supported: put its fields into the body itself
@@ -1142,6 +1165,10 @@ mod tests {
             ("embedding_type", json!("base64")),
             ("output_dtype", json!("binary")),
             ("embd_normalize", json!(-1)),
+            ("truncate_dim", json!(1)),
+            ("embedding_dimension", json!(1)),
+            ("normalize_embeddings", json!(false)),
+            ("max_length", json!(1)),
         ];
         let routes = [
             ("/v1/embeddings", json!({ "input": "cat" })),

@@ -5,8 +5,13 @@ use axum::http::{Method, request::Parts};
 use crate::{fields, routes};
 use kivu::error::{Error, Result};
 
-/// Refuses query parameters with a body field's name, since their sender expects an effect. Others are ignored, as fields of
-/// bodies are, such as `api-version` from Azure's clients and signatures in URLs.
+/// What Azure's clients send, which is no field of Bedrock's bodies.
+const VERSION: &str = "api-version";
+/// Parameters that are compared with all fields.
+const MAX_COMPARED: usize = 64;
+
+/// Refuses query parameters with a body field's name, or nearly, since their sender expects an effect. Others are ignored, as
+/// fields of bodies are, such as signatures in URLs.
 pub fn check(request: &Parts) -> Result<()> {
     let path = request.uri.path();
     let Some(query) = request.uri.query() else {
@@ -15,17 +20,22 @@ pub fn check(request: &Parts) -> Result<()> {
     let Some(read) = routes::query_parameters(path, &request.method) else {
         return Ok(());
     };
-    let mut names = form_urlencoded::parse(query.as_bytes()).map(|(name, _)| name);
-    let is_misplaced = |name: &str| !read.contains(&name) && fields::changes_results(name);
-    let Some(name) = names.find(|name| is_misplaced(name)) else {
+    let names = form_urlencoded::parse(query.as_bytes()).map(|(name, _)| name);
+    let unread = names.filter(|name| !read.contains(&&**name) && name != VERSION);
+    let meant = unread
+        .take(MAX_COMPARED)
+        .find_map(|name| Some((fields::changes_results(&name)?, name)));
+    let Some((field, name)) = meant else {
         return Ok(());
     };
     let hint = match request.method {
-        Method::POST => "send it in the body",
-        _ => "leave it out",
+        Method::POST if name == field => "send it in the body".to_owned(),
+        Method::POST => format!("send `{field}` in the body"),
+        _ => "leave it out".to_owned(),
     };
     Err(Error::invalid(format!(
-        "`{path}` does not read the query parameter `{name}`"
+        "`{path}` does not read the query parameter `{}`",
+        name.escape_debug()
     ))
     .with_hint(hint)
     .in_field(name))
@@ -74,6 +84,7 @@ mod tests {
             (Method::POST, "/v1/embeddings?api-version=1&dimensions=2"),
             (Method::POST, "/embed?%74runcate=true"),
             (Method::POST, "/models/embedding?model=another"),
+            (Method::POST, "/embed?key=1&Dimension=2"),
             (Method::POST, "/v2/embed?embedding_types=int8"),
             (Method::GET, "/info?model=another"),
             (Method::GET, "/v2/languages?target_lang=PT"),
@@ -85,6 +96,7 @@ mod tests {
         /v1/embeddings?api-version=1&dimensions=2: 422 {"error":{"code":null,"message":"`/v1/embeddings` does not read the query parameter `dimensions`; send it in the body","param":"dimensions","type":"invalid_request_error"}}
         /embed?%74runcate=true: 422 {"error":"`/embed` does not read the query parameter `truncate`; send it in the body","error_type":"Validation"}
         /models/embedding?model=another: 422 {"error":"`/models/embedding` does not read the query parameter `model`; send it in the body","error_type":"Validation"}
+        /embed?key=1&Dimension=2: 422 {"error":"`/embed` does not read the query parameter `Dimension`; send `dimensions` in the body","error_type":"Validation"}
         /v2/embed?embedding_types=int8: 422 {"message":"`/v2/embed` does not read the query parameter `embedding_types`; send it in the body"}
         /info?model=another: 422 {"error":"`/info` does not read the query parameter `model`; leave it out","error_type":"Validation"}
         /v2/languages?target_lang=PT: 422 {"message":"`/v2/languages` does not read the query parameter `target_lang`; leave it out"}
@@ -96,6 +108,7 @@ mod tests {
         for (method, target) in [
             (Method::POST, "/v1/embeddings?api-version=2024-10-21"),
             (Method::POST, "/embed?X-Amz-Signature=0&X-Amz-Date=0"),
+            (Method::POST, "/embed?token=0&state=0&retry=1&date=0"),
             (Method::POST, "/embed?"),
             (Method::GET, "/v2/languages?type=target"),
             (Method::GET, "/?model=embedding"),

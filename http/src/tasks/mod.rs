@@ -290,8 +290,8 @@ pub async fn vertex(
         .into_response())
 }
 
-/// Refuses a body that names another model than the path, or another prompt.
-fn check_same(context: &Context, path: &str, body: &str) -> Result<()> {
+/// Refuses a body whose `field` names another model than the path, or another prompt.
+pub fn check_same(context: &Context, path: &str, field: &str, body: &str) -> Result<()> {
     let named = |name: &str| {
         let model = context.models.find(Some(name)).ok()?;
         Some((model.name.clone(), context.models.named_prompt(Some(name))))
@@ -300,12 +300,12 @@ fn check_same(context: &Context, path: &str, body: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "`model` is `{}`, but the path names `{}`",
+        "`{field}` is `{}`, but the path names `{}`",
         body.escape_debug(),
         path.escape_debug()
     ))
-    .in_field("model")
-    .with_hint("leave `model` out, or change the path"))
+    .in_field(field)
+    .with_hint(format!("leave `{field}` out, or change the path")))
 }
 
 /// Run a model
@@ -318,7 +318,7 @@ pub async fn infer(
     }
     let model = context.model(Some(&name)).await?;
     if let Some(other) = model_name(&body)? {
-        check_same(&context, &name, &other)?;
+        check_same(&context, &name, "model", &other)?;
     }
     if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
         return similarity_with(&context, pipeline, Some(&name), similarity_request(body)?).await;

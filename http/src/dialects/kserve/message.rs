@@ -96,6 +96,10 @@ pub struct InferRequest {
     pub id: Option<String>,
     /// The input tensors, as `GET /v2/models/{model}` lists them.
     pub inputs: Vec<InferInput>,
+    /// The same model as in the path.
+    pub model_name: Option<String>,
+    /// `1`, or empty.
+    pub model_version: Option<String>,
     /// The output tensors to return; all by default.
     outputs: Option<Vec<OutputRequest>>,
     /// The task's parameters, and `binary_data_output`: whether all outputs are returned as bytes after the JSON.

@@ -26,6 +26,7 @@ use crate::{
     },
     fields,
     service::{app::App, models::caller_models::CallerModels},
+    tasks::check_same,
 };
 use kivu::{
     backend::Deadline,
@@ -48,14 +49,18 @@ impl ModelPath {
         let model = models
             .find_new(Some(&self.model), Deadline::within(app.limits.timeout()))
             .await?;
-        match self.version.as_deref() {
-            None | Some(VERSION) => Ok(model),
-            Some(version) => Err(Error::invalid(format!(
-                "expected version {VERSION} of `{}`, but found `{}`",
-                model.name,
-                version.escape_default()
-            ))),
-        }
+        check_version(&model.name, self.version.as_deref())?;
+        Ok(model)
+    }
+}
+
+fn check_version(model: &str, version: Option<&str>) -> Result<()> {
+    match version {
+        None | Some(VERSION) => Ok(()),
+        Some(version) => Err(Error::invalid(format!(
+            "expected version {VERSION} of `{model}`, but found `{}`",
+            version.escape_default()
+        ))),
     }
 }
 
@@ -326,6 +331,11 @@ pub async fn infer(
     let model = context.model(Some(&path.model)).await?;
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
     let mut request = context.deadline.run_sized(size, parse).await?;
+    if let Some(name) = &request.model_name {
+        check_same(&context, &path.model, "model_name", name)?;
+    }
+    let version = request.model_version.as_deref();
+    check_version(&model.name, version.filter(|version| !version.is_empty()))?;
     if let Some(prompt) = context.models.named_prompt(Some(&path.model)) {
         let found = request
             .parameters
@@ -338,4 +348,34 @@ pub async fn infer(
     let interface = Interface::of(&model.manifest);
     let outputs = tensors::run(&context, model, &interface, &request).await?;
     message::respond(&model.name, VERSION, &request, &outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::scripted::ask;
+
+    #[tokio::test]
+    async fn a_body_names_the_model_of_its_path() {
+        let mut found = String::new();
+        for (name, version) in [
+            (json!("embedding"), json!("1")),
+            (json!("embedding:latest"), json!("")),
+            (json!("classification"), json!(null)),
+            (json!("embedding"), json!("2")),
+        ] {
+            let tensor =
+                json!({ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"] });
+            let body = json!({ "model_name": name, "model_version": version, "inputs": [tensor] });
+            let (status, answer) = ask("/v2/models/embedding/infer", &body).await;
+            found += &format!("{} {}\n", status.as_u16(), answer["error"]);
+        }
+        insta::assert_snapshot!(found, @r#"
+        200 null
+        200 null
+        400 "`model_name` is `classification`, but the path names `embedding`; leave `model_name` out, or change the path"
+        400 "expected version 1 of `embedding`, but found `2`"
+        "#);
+    }
 }
