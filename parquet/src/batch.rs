@@ -15,7 +15,7 @@ use kivu::error::Result;
 use kivu_jobs::rows::{ParquetRows, mismatched};
 use serde_json::{Number, Value};
 
-use crate::text::{texts, with_texts};
+use crate::text::{text, with_texts};
 
 /// Rows as columns.
 pub struct Batch(pub RecordBatch);
@@ -59,10 +59,7 @@ fn cell(column: &dyn Array, row: usize) -> Value {
         DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
         DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
         DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
-        _ => texts(column)
-            .nth(row)
-            .flatten()
-            .map_or(Value::Null, Value::from),
+        _ => text(column, row).map_or(Value::Null, Value::from),
     }
 }
 

@@ -31,25 +31,28 @@ pub fn with_texts(schema: &Schema, place: usize) -> SchemaRef {
 }
 
 /// A column's texts; `None` for a row without one.
-pub fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
-    if let Some(texts) = column.as_string_opt::<i32>() {
-        return Box::new(texts.iter());
+pub fn texts(column: &dyn Array) -> impl Iterator<Item = Option<&str>> {
+    (0..column.len()).map(move |row| text(column, row))
+}
+
+/// A row's text. Of a dictionary, which may have as many values as a file has rows, one is read.
+pub fn text(column: &dyn Array, row: usize) -> Option<&str> {
+    if column.is_null(row) {
+        return None;
     }
-    if let Some(texts) = column.as_string_opt::<i64>() {
-        return Box::new(texts.iter());
+    if let Some(column) = column.as_string_opt::<i32>() {
+        return Some(column.value(row));
     }
-    if let Some(texts) = column.as_string_view_opt() {
-        return Box::new(texts.iter());
+    if let Some(column) = column.as_string_opt::<i64>() {
+        return Some(column.value(row));
     }
-    let dictionary = column
-        .as_any_dictionary_opt()
-        .filter(|dictionary| !dictionary.values().is_empty());
-    let Some(dictionary) = dictionary else {
-        return Box::new(std::iter::repeat_n(None, column.len()));
-    };
-    let words: Vec<Option<&str>> = texts(dictionary.values()).collect();
-    let keys = dictionary.normalized_keys().into_iter().enumerate();
-    Box::new(keys.map(move |(row, key)| words[key].filter(|_| dictionary.keys().is_valid(row))))
+    if let Some(column) = column.as_string_view_opt() {
+        return Some(column.value(row));
+    }
+    let values = column.as_any_dictionary_opt()?.values();
+    let one = column.slice(row, 1);
+    let keys = one.as_any_dictionary_opt().filter(|_| !values.is_empty())?;
+    text(values, keys.normalized_keys().first().copied()?)
 }
 
 /// The type of a text's bytes; other types stay.
@@ -217,7 +220,12 @@ pub fn invalid_byte(column: &dyn Array, row: usize, target: &DataType) -> Option
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::{ArrayRef, DictionaryArray, types::Int8Type};
+    use std::time::{Duration, Instant};
+
+    use arrow_array::{
+        ArrayRef, DictionaryArray,
+        types::{Int8Type, Int32Type},
+    };
 
     use super::*;
 
@@ -240,6 +248,14 @@ mod tests {
                 column.data_type()
             );
         }
+        let sliced: DictionaryArray<Int8Type> = rows.into_iter().collect();
+        assert_eq!(texts(&sliced.slice(1, 2)).collect::<Vec<_>>(), rows[1..3]);
+        // A row does not read the whole dictionary, which takes 40 s in all.
+        let rows: Vec<String> = (0..20_000).map(|row| row.to_string()).collect();
+        let large: DictionaryArray<Int32Type> = rows.iter().map(|row| Some(row.as_str())).collect();
+        let begin = Instant::now();
+        assert!(texts(&large).eq(rows.iter().map(|row| Some(row.as_str()))));
+        assert!(begin.elapsed() < Duration::from_secs(5));
         let empty: DictionaryArray<Int8Type> = none.into_iter().collect();
         assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
     }

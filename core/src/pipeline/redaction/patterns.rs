@@ -48,6 +48,8 @@ const EMAIL: &str = r#"(?:"[^"\r\n@]+"|[[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p
 const URL: &str = r#"(?:(?i-u:[a-z0-9][a-z0-9+.-]+):(?:\\?/){2}|(?i-u:www)\.)[^\s<>"。、，）」』】]*[^\s<>"。、，）」』】.,;:!?')\]}]"#;
 const IP: &str = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}|(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{1,4})?";
 const CARD: &str = r"[2-6][0-9]{3}(?:[ .-]?[0-9]{4}){2}[ .-]?[0-9]{1,4}(?:[ .-]?[0-9]{1,3})?|3[0-9]{3}[ .-][0-9]{6}[ .-][0-9]{4,5}";
+/// A space behind the country needs capitals, since `in 2024` would be tried in every text.
+const IBAN: &str = r"(?i-u)(?:[A-Z]{2}|(?-i:[A-Z]{2})[ .-])[0-9]{2}(?:[ .-]?[A-Z0-9]){11,29}";
 const PHONE: &str = r"(?i-u)(?:(?:\+|00)[1-9][0-9]{0,2}(?:[ .()/-]{0,2}[0-9]){6,13}|(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4})(?:,? ?(?:x|ext\.?|extension) ?[0-9]{1,6})?";
 const DATE: &str = r"(?i-u)[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}|[0-9]{1,2}(?:st|nd|rd|th)?(?:[-/. ]|\. | of )(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}(?:[-/]|\.?,? )[0-9]{4}|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}(?:[-/]|\.? )[0-9]{1,2}(?:st|nd|rd|th)?(?:[-/]|,? )[0-9]{4}";
 const IT_FISCAL_CODE: &str =
@@ -59,7 +61,7 @@ const PEM: &str = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:(?:[
 #[rustfmt::skip]
 pub static PATTERNS: [Pattern; 41] = [
     pattern("CREDIT_CARD", CARD, checks::card, "ISO/IEC 7812-1"),
-    pattern("IBAN_CODE", r"(?i-u)[A-Z]{2}[ .-]?[0-9]{2}(?:[ .-]?[A-Z0-9]){11,29}", checks::iban, "ISO 13616, SWIFT IBAN registry"),
+    pattern("IBAN_CODE", IBAN, checks::iban, "ISO 13616, SWIFT IBAN registry"),
     pattern("EMAIL_ADDRESS", EMAIL, checks::any, "RFC 5322, RFC 6531"),
     pattern("URL", URL, checks::any, "RFC 3986"),
     pattern("IP_ADDRESS", IP, checks::ip, "RFC 791, RFC 4291"),
