@@ -46,11 +46,24 @@ impl Format {
         let failed = |error| Error::model_because("cannot serialize the output", error);
         let lines = match self.json {
             true => vec![serde_json::to_string_pretty(value).map_err(failed)?],
-            false => lines(value),
+            false => lines(value).iter().map(|line| visible(line)).collect(),
         };
         lines.iter().try_for_each(|line| print(line))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Escapes control characters, with which others' files and names could write to the terminal. Lines and tabs stay.
+fn visible(line: &str) -> String {
+    let mut shown = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c {
+            '\r' => {}
+            c if c.is_control() && !matches!(c, '\n' | '\t') => shown.extend(c.escape_debug()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Writes a line to standard error, if it is open.
@@ -165,5 +178,16 @@ impl batch::Watcher for Progress {
                 bar.reset_eta();
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown() {
+        let line = "a\u{1b}[31m\u{9b}b\r\n\tc\u{7}";
+        assert_eq!(visible(line), "a\\u{1b}[31m\\u{9b}b\n\tc\\u{7}");
     }
 }

@@ -280,6 +280,11 @@ fn input(cloud: &Cloud, input: &Path) -> Result<JobInput> {
     let Some(url) = Url::of_location(input)? else {
         return Ok(JobInput::File(input.to_owned()));
     };
+    if url.key.is_empty() || url.key.ends_with('/') {
+        return Err(Error::config(format!(
+            "expected an object key for the input, but found the prefix `{url}`"
+        )));
+    }
     let store = cloud.store()?;
     let object = store.head(&url)?;
     let object = object

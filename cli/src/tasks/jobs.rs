@@ -80,11 +80,12 @@ fn line(job: &ListedJob, now: u64) -> String {
         .as_ref()
         .map(|error| format!(": {error}"))
         .unwrap_or_default();
+    // A key may have several lines.
+    let output = format!("{}{error}", job.output).replace('\n', "\\n");
     format!(
-        "{state:8}  {:>10}  {:>8}  {about:26}  {}{error}",
+        "{state:8}  {:>10}  {:>8}  {about:26}  {output}",
         count(job.rows),
         count(job.errors),
-        job.output
     )
 }
 
@@ -98,14 +99,14 @@ mod tests {
         let jobs = [
             r#"{"state": "running", "output": "s3://b/out/a", "rows": 1000, "errors": 2, "rows_per_second": 99.6, "seconds_left": 240}"#,
             r#"{"state": "stale", "output": "s3://b/out/b", "rows": 5, "errors": 0, "updated": 1000}"#,
-            r#"{"state": "begun", "output": "s3://b/out/c"}"#,
+            r#"{"state": "begun", "output": "s3://b/out/c\nd"}"#,
             r#"{"state": "failed", "output": "s3://b/out/d", "rows": 0, "errors": 0, "error": "expected rows, but found an empty file"}"#,
         ];
         let lines: Vec<String> = jobs.iter().map(|text| line(&job(text), 8200)).collect();
         insta::assert_snapshot!(lines.join("\n"), @"
         running         1000         2  100 rows/s, 4 min left      s3://b/out/a
         stale              5         0  last seen 2 h ago           s3://b/out/b
-        begun              -         -                              s3://b/out/c
+        begun              -         -                              s3://b/out/c\\nd
         failed             0         0                              s3://b/out/d: expected rows, but found an empty file
         ");
     }
