@@ -198,5 +198,8 @@ def is_normalized(manifest):
 
 def task(kind, name):
     """The task that Kivu is told, as the references are."""
-    tasks = {"classifier": "text-classification", "ranker": "text-ranking", "tagger": "token-classification", "gliner": "token-classification"}
+    tasks = {
+        "classifier": "text-classification", "ranker": "text-ranking", "tagger": "token-classification",
+        "gliner": "token-classification", "entities": "token-classification", "labels": "zero-shot-classification",
+    }  # fmt: skip
     return task_of(name) if kind == "generator" else tasks.get(kind, "feature-extraction")
