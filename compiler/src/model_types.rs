@@ -150,6 +150,8 @@ pub enum TokenizerFiles {
     Nomic,
     /// That of any class, in the form of the authors' code or of `transformers`.
     Gte,
+    /// Those that version 5 of `transformers` makes, of XLM-RoBERTa's pieces by default.
+    Pieces,
     T5,
     /// Byte pairs, whose texts end with the end token.
     Bart,

@@ -400,7 +400,10 @@ mod tests {
 
     use super::*;
     use kivu::{
-        pipeline::{Task, embedding::roles::TextRole},
+        pipeline::{
+            Task,
+            embedding::{multi_vector::MultiVectorSettings, roles::TextRole, sparse::SparseValues},
+        },
         repository::manifest::Precision,
         tokenizer::{Side, Tokenizer, Truncation},
     };
@@ -1069,13 +1072,18 @@ mod tests {
         let native = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../tests/fixtures/nomic-native/config.json");
         fs::copy(native, model.path("config.json")).unwrap();
-        assert!(
-            model
-                .refusal()
-                .contains("`normalizer.type` of `BertTokenizer` in `tokenizer.json` is not")
-        );
-        change("normalizer", &before["normalizer"]);
         model.open().unwrap();
+        let tokenizer = |model: &Copy| -> Value {
+            let plan = Plan {
+                folder: ModelFolder::new(model.0.path()),
+                ..Plan::default()
+            };
+            serde_json::from_slice(&open(&plan).unwrap().tokenizer).unwrap()
+        };
+        let made = tokenizer(&model);
+        assert_eq!(made["normalizer"]["type"], "BertNormalizer");
+        change("normalizer", &before["normalizer"]);
+        assert_eq!(tokenizer(&model), made);
         model.set(
             "tokenizer_config.json",
             "tokenizer_class",
@@ -1304,6 +1312,91 @@ mod tests {
         expected queries that are padded to at most 64 tokens, the positions of the model, but found 5000
         expected a `query_length` of at least 12, the `length` of `query_expansion`, but found 11
         ");
+    }
+
+    fn roles_of(model: &Copy) -> Box<MultiVectorSettings> {
+        let TaskSettings::Embedding(settings) = model.open().unwrap() else {
+            panic!("expected an embedder")
+        };
+        settings.multi_vector.unwrap()
+    }
+
+    #[test]
+    fn special_tokens_of_late_interaction_are_those_that_the_files_name() {
+        for name in [
+            "tiny-colbert-stanford",
+            "tiny-colbert-st",
+            "tiny-jina-colbert",
+        ] {
+            let model = Copy::of(name);
+            let before = roles_of(&model);
+            let tokens: Value =
+                serde_json::from_slice(&fs::read(model.path("tokenizer.json")).unwrap()).unwrap();
+            let unknown = tokens["model"]["unk_id"].as_u64().unwrap_or(1);
+            let skips = |roles: &MultiVectorSettings, id: u64| {
+                roles.document.skipped.contains(&u32::try_from(id).unwrap())
+            };
+            // sentence-transformers skips no unknown tokens.
+            assert_eq!(skips(&before, unknown), name != "tiny-colbert-st", "{name}");
+            let [other, pad] = match name {
+                "tiny-jina-colbert" => ["</s>", "<s>"],
+                _ => ["[unused0]", "[unused1]"],
+            };
+            let id = |token: &str| {
+                let added = tokens["added_tokens"].as_array().unwrap();
+                let found = added.iter().find(|added| added["content"] == token);
+                let found = found.map(|added| &added["id"]);
+                found
+                    .unwrap_or(&tokens["model"]["vocab"][token])
+                    .as_u64()
+                    .unwrap()
+            };
+            model.set("tokenizer_config.json", "unk_token", Some(json!(other)));
+            model.set("tokenizer_config.json", "mask_token", Some(json!(pad)));
+            let roles = roles_of(&model);
+            assert!(!skips(&roles, unknown), "{name}");
+            assert_eq!(
+                skips(&roles, id(other)),
+                name != "tiny-colbert-st",
+                "{name}"
+            );
+            assert_eq!(
+                u64::from(roles.query.expansion.unwrap().token),
+                id(pad),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn queries_that_are_padded_on_the_left_are_refused() {
+        for name in ["tiny-colbert-stanford", "tiny-colbert-pylate"] {
+            let model = Copy::of(name);
+            model.set("tokenizer_config.json", "padding_side", Some(json!("left")));
+            assert_eq!(
+                model.refusal(),
+                "expected `padding_side` `right` in a model that pads queries, but found `left`"
+            );
+        }
+    }
+
+    #[test]
+    fn tokens_without_weights_are_those_that_the_files_name() {
+        let model = Copy::of("tiny-bge-m3");
+        let ignored = || {
+            let TaskSettings::Embedding(settings) = model.open().unwrap() else {
+                panic!("expected an embedder")
+            };
+            match settings.sparse.unwrap().values {
+                SparseValues::Tokens { ignored } => ignored,
+                other => panic!("expected token weights, but found {other:?}"),
+            }
+        };
+        assert_eq!(ignored(), [0, 2, 1, 3]);
+        model.set("tokenizer_config.json", "pad_token", Some(json!("<mask>")));
+        model.set("tokenizer_config.json", "eos_token", None);
+        assert_eq!(ignored()[..2], [0, 2]);
+        assert!(!ignored().contains(&1));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::{
         max_tokens, max_tokens_of_roles, modules::Dense, punctuation, text_settings,
         transformer_folder,
     },
-    tokenizers::tokenizer_config::{self, read_tokenizer},
+    tokenizers::tokenizer_config::{self, UNKNOWN, read_tokenizer, special_token},
 };
 use kivu::{
     backend::native::MULTI_VECTORS,
@@ -96,7 +96,8 @@ pub fn open(
                 )?;
             } else if has_pooling(folder) && encoder_limits.architecture == GTE {
                 let layer = gte_weights(config, weights)?;
-                settings.sparse = Some(token_weights(config, &Tokenizer::from_json(tokenizer)?));
+                let tokenizer = Tokenizer::from_json(tokenizer)?;
+                settings.sparse = Some(token_weights(folder, config, &tokenizer)?);
                 heads.sparse = Some(SparseHead::Tokens(layer));
             }
             Ok((settings, heads))
@@ -252,22 +253,25 @@ fn gte_weights(config: &EncoderConfig, weights: &Weights) -> Result<Dense> {
     Dense::with_bias(weights, "classifier.", [1, config.encoder_limits.hidden])
 }
 
-/// Token weight settings; special tokens have no weight.
-fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSettings {
-    let special = [
-        "<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]",
-    ];
-    SparseSettings {
+/// Token weight settings; the tokens that the authors' code leaves out have no weight.
+fn token_weights(
+    folder: &ModelFolder,
+    config: &EncoderConfig,
+    tokenizer: &Tokenizer,
+) -> Result<SparseSettings> {
+    let folder = transformer_folder(folder)?;
+    let named = ["cls_token", "eos_token", "pad_token", UNKNOWN]
+        .map(|key| named_token(&folder, key, tokenizer));
+    let mut ignored = Vec::new();
+    for token in named {
+        ignored.extend(token?);
+    }
+    Ok(SparseSettings {
         output: TOKEN_WEIGHTS.to_owned(),
         dimensions: config.vocabulary,
-        values: SparseValues::Tokens {
-            ignored: special
-                .iter()
-                .filter_map(|token| tokenizer.id(token))
-                .collect(),
-        },
+        values: SparseValues::Tokens { ignored },
         queries: None,
-    }
+    })
 }
 
 /// bge-m3's heads, in addition to its dense vectors.
@@ -298,7 +302,7 @@ fn add_heads(
         |error| Error::model_because("cannot read the sparse and multi-vector heads", error);
     let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
     let projection = layer(COLBERT_LINEAR, None).map_err(named)?;
-    settings.sparse = Some(token_weights(config, tokenizer));
+    settings.sparse = Some(token_weights(folder, config, tokenizer)?);
     settings.multi_vector = Some(Box::new(MultiVectorSettings {
         output: MULTI_VECTORS.to_owned(),
         dimensions: projection.outputs(),
@@ -319,7 +323,41 @@ fn late_interaction(
     mut files: LateInteraction,
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
-    let expansion = files.query.expansion.as_ref();
+    check_expansion(folder, config, files.query.expansion.as_ref())?;
+    let roles = [
+        ("query_length", &mut files.query),
+        ("document_length", &mut files.document),
+    ];
+    let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
+    let mut settings = text_settings(folder, None, max_tokens)?;
+    let (mut projections, mut width) = (Vec::new(), config.encoder_limits.hidden);
+    for (folder, input) in &files.projections {
+        let layer = Dense::of_tokens(folder, width, input)?;
+        width = layer.outputs();
+        projections.push(layer);
+    }
+    let transformer = transformer_folder(folder)?;
+    let [query, document] = [files.query, files.document]
+        .map(|role| role_settings(&transformer, role, files.skips_unknown, tokenizer));
+    let (query, document) = (query?, document?);
+    check_reach(config, &query)?;
+    if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
+        settings.default_prompt = Some("document".to_owned());
+    }
+    Ok(with_multi_vectors(
+        settings,
+        projections,
+        width,
+        [query, document],
+    ))
+}
+
+/// Refuses queries that are padded in a way that is not supported.
+fn check_expansion(
+    folder: &ModelFolder,
+    config: &EncoderConfig,
+    expansion: Option<&Expanding>,
+) -> Result<()> {
     let tokenizer_file =
         ConfigFile::open_or_empty(&transformer_folder(folder)?, tokenizer_config::NAME)?;
     let side: Option<String> = tokenizer_file.get("padding_side")?;
@@ -334,38 +372,14 @@ fn late_interaction(
              the code of LFM2.5-ColBERT does not set padding to zero, unlike that of LFM2.5-Encoder, which Kivu implements",
         ));
     }
-    let roles = [
-        ("query_length", &mut files.query),
-        ("document_length", &mut files.document),
-    ];
-    let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
-    let mut settings = text_settings(folder, None, max_tokens)?;
-    let (mut projections, mut width) = (Vec::new(), config.encoder_limits.hidden);
-    for (folder, input) in &files.projections {
-        let layer = Dense::of_tokens(folder, width, input)?;
-        width = layer.outputs();
-        projections.push(layer);
-    }
-    let unknown = unknown_token(tokenizer).filter(|_| files.skips_unknown);
-    let [query, document] =
-        [files.query, files.document].map(|role| role_settings(role, unknown, tokenizer));
-    let (query, document) = (query?, document?);
-    check_reach(config, &query)?;
-    if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
-        settings.default_prompt = Some("document".to_owned());
-    }
-    Ok(with_multi_vectors(
-        settings,
-        projections,
-        width,
-        [query, document],
-    ))
+    Ok(())
 }
 
-/// A role's settings, with token ids.
+/// A role's settings, with the token ids of a model in `folder`.
 fn role_settings(
+    folder: &ModelFolder,
     role: RoleFiles,
-    unknown: Option<u32>,
+    skips_unknown: bool,
     tokenizer: &Tokenizer,
 ) -> Result<RoleSettings> {
     let marker = role
@@ -374,8 +388,12 @@ fn role_settings(
         .transpose()?;
     let expansion = role
         .expansion
-        .map(|expanding| expansion(expanding, tokenizer))
+        .map(|expanding| expansion(folder, expanding, tokenizer))
         .transpose()?;
+    let unknown = match skips_unknown {
+        true => named_token(folder, UNKNOWN, tokenizer)?,
+        false => None,
+    };
     Ok(RoleSettings {
         marker,
         max_tokens: role.max_tokens,
@@ -417,11 +435,12 @@ fn stanfords(
             false => Vec::new(),
         },
     };
+    check_expansion(folder, config, query.expansion.as_ref())?;
     let roles = [("query_maxlen", &mut query), ("doc_maxlen", &mut document)];
     let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
     let settings = text_settings(folder, None, max_tokens)?;
-    let unknown = unknown_token(tokenizer);
-    let [query, document] = [query, document].map(|role| role_settings(role, unknown, tokenizer));
+    let [query, document] =
+        [query, document].map(|role| role_settings(folder, role, true, tokenizer));
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     let rows = weights
@@ -477,7 +496,11 @@ fn require_token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     })
 }
 
-fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
+fn expansion(
+    folder: &ModelFolder,
+    expanding: Expanding,
+    tokenizer: &Tokenizer,
+) -> Result<Expansion> {
     let Expanding {
         token,
         length,
@@ -485,14 +508,17 @@ fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
     } = expanding;
     let found = match &token {
         Some(token) => tokenizer.id(token),
-        None => ["[MASK]", "<mask>"]
-            .iter()
-            .find_map(|token| tokenizer.id(token)),
+        None => match named_token(folder, "mask_token", tokenizer)? {
+            Some(mask) => Some(mask),
+            None => named_token(folder, "eos_token", tokenizer)?,
+        },
     };
     let token = found.ok_or_else(|| {
-        let expected = token.as_deref().unwrap_or("[MASK]");
+        let expected = token.map_or("`mask_token` or `eos_token`".to_owned(), |token| {
+            format!("the token `{token}`")
+        });
         Error::model(format!(
-            "expected the token `{expected}`, which pads queries, but found none"
+            "expected {expected} in the tokenizer, to pad queries with, but found none"
         ))
     })?;
     Ok(Expansion {
@@ -502,8 +528,10 @@ fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
     })
 }
 
-fn unknown_token(tokenizer: &Tokenizer) -> Option<u32> {
-    tokenizer.id("[UNK]").or_else(|| tokenizer.id("<unk>"))
+/// The id of the special token that the files in `folder`, or its tokenizer's class, name as `key`.
+fn named_token(folder: &ModelFolder, key: &str, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let token = special_token(folder, key)?;
+    Ok(token.and_then(|token| tokenizer.id(&token)))
 }
 
 /// Tokens for skipped words. PyLate skips the `unknown` token if a word is not a token.

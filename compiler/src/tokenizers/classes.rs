@@ -59,6 +59,11 @@ const TRANSLATORS: [(&str, &str); 5] = [
 /// Classes of version 5 of `transformers` for models' own tokenizers.
 const OWN: [&str; 2] = ["PreTrainedTokenizer", "TokenizersBackend"];
 
+/// Whether a class of version 5 of `transformers` reads a model's own tokenizer.
+pub fn is_own(class: &str) -> bool {
+    OWN.contains(&class)
+}
+
 /// Whether a class is supported in models of GLiNER, which read words.
 pub fn is_known_for_words(class: &str) -> bool {
     let class = CLASSES.get(class);
@@ -68,7 +73,7 @@ pub fn is_known_for_words(class: &str) -> bool {
 /// Whether a class is supported.
 pub fn is_known(class: &str, model_type: &str) -> bool {
     if Family::named(model_type).is_some_and(|family| family.has_own_tokenizer) {
-        return OWN.contains(&class);
+        return is_own(class);
     }
     match TRANSLATORS
         .iter()

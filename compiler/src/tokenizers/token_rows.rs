@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::tokenizer_config::{NAME, unknown_token};
+use super::tokenizer_config::{NAME, UNKNOWN, special_token};
 use crate::files::model_folder::ModelFolder;
 use kivu::{
     error::{Error, Result},
@@ -148,7 +148,7 @@ pub fn knows_unknown_words(json: &[u8]) -> Result<()> {
 /// The token for unknown words that the files name, if it is not the vocabulary's. Refuses files without one if the
 /// vocabulary has one: entities would contain the token instead of the word.
 pub fn other_unknown_token(folder: &ModelFolder, tokenizer: &[u8]) -> Result<Option<u32>> {
-    let named = unknown_token(folder)?;
+    let named = special_token(folder, UNKNOWN)?;
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     match (
         named.as_deref().and_then(|token| tokenizer.id(token)),

@@ -42,7 +42,7 @@ const LLAMA: [(&str, (&str, &str)); 2] = [
     ("GemmaTokenizer", ("<bos>", "<eos>")),
 ];
 /// Key of the token for unknown words.
-const UNKNOWN: &str = "unk_token";
+pub const UNKNOWN: &str = "unk_token";
 /// Special token keys.
 const SPECIAL: [&str; 7] = [
     "bos_token",
@@ -79,6 +79,11 @@ pub struct AddedToken {
 
 /// Reads the `tokenizer.json` in `folder` and applies the settings in its `tokenizer_config.json`.
 pub fn read_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
+    read_and_make(folder, None)
+}
+
+/// The same; `make` replaces the parts that a class makes of the vocabulary.
+fn read_and_make(folder: &ModelFolder, make: Option<Make>) -> Result<Vec<u8>> {
     let class = class(folder)?;
     let class = class.trim_end_matches("Fast");
     let config = ConfigFile::open_or_empty(folder, NAME)?;
@@ -91,16 +96,23 @@ pub fn read_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
     check_model(before.get("model").unwrap_or(&Value::Null), class)?;
     let mut tokenizer = before.clone();
+    if let Some(make) = make {
+        make(&mut tokenizer, [&config, &special])?;
+    }
     match class {
         class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
         class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
         _ => {}
     }
-    if !ROBERTA.contains(&class) && !is_newer(&ConfigFile::open_or_empty(folder, ConfigFile::NAME)?)
-    {
+    let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    if !ROBERTA.contains(&class) && !is_newer(&of_model) {
         set_prefix_space(&mut tokenizer, &config)?;
     }
-    add_tokens(&mut tokenizer, folder, &config)?;
+    if make.is_some() || names_other_class(&config, &of_model)? {
+        set_made_tokens(&mut tokenizer, folder, &config)?;
+    } else {
+        add_tokens(&mut tokenizer, folder, &config)?;
+    }
     add_special_tokens(&mut tokenizer, folder, class, &config)?;
     if let Some((begin, end)) = LLAMA
         .iter()
@@ -145,43 +157,24 @@ fn check_model(model: &Value, class: &str) -> Result<()> {
 }
 
 /// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes the tokenizers of
-/// `BertTokenizer`, which is the default, and of `XLMRobertaTokenizer`, if it `reads_pieces`, from their vocabularies.
+/// `BertTokenizer`, and of `XLMRobertaTokenizer`, if it `reads_pieces`, from their vocabularies, whatever else is in
+/// `tokenizer.json`.
 pub fn read_newer_tokenizer(folder: &ModelFolder, reads_pieces: bool) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
-        "" | "BertTokenizer" => check_made(folder, vocabularies::check_word_pieces)?,
-        "PreTrainedTokenizer" | "TokenizersBackend" => {}
-        "XLMRobertaTokenizer" if reads_pieces => check_made(folder, vocabularies::check_pieces)?,
-        _ => {
-            return Err(Error::model(format!(
-                "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
-            )));
+        "BertTokenizer" => read_and_make(folder, Some(vocabularies::make_word_pieces)),
+        "PreTrainedTokenizer" | "TokenizersBackend" => read_tokenizer(folder),
+        "XLMRobertaTokenizer" if reads_pieces => {
+            read_and_make(folder, Some(vocabularies::make_pieces))
         }
+        _ => Err(Error::model(format!(
+            "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
+        ))),
     }
-    read_tokenizer(folder)
 }
 
-/// Refuses a `tokenizer.json` that differs from what its class makes of the vocabulary.
-fn check_made(
-    folder: &ModelFolder,
-    check: fn(&Value, [&ConfigFile; 2]) -> Result<()>,
-) -> Result<()> {
-    if !folder.join(TOKENIZER).is_file() {
-        return Ok(());
-    }
-    let found = serde_json::from_slice(&files::read_tokenizer(folder)?)
-        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
-    let [config, special] =
-        [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
-    let config = config?;
-    if !are_in_order(&found, config.get(LISTED)?.as_ref()) {
-        return Err(Error::model(format!(
-            "`added_tokens` in `{TOKENIZER}` are not those that `transformers` 5 adds for this model, in the order of the \
-             ids in `{LISTED}`, or else of their own"
-        )));
-    }
-    check(&found, [&config, &special?])
-}
+/// Replaces parts of a tokenizer, with these settings.
+type Make = fn(&mut Map<String, Value>, [&ConfigFile; 2]) -> Result<()>;
 
 /// Class of the tokenizer in `folder`; depends on the model if no file names it.
 pub fn class(folder: &ModelFolder) -> Result<String> {
@@ -224,23 +217,17 @@ fn is_in_file(
     }
     let tokenizer: Value = serde_json::from_slice(&json).unwrap_or(Value::Null);
     let class = class.trim_end_matches("Fast");
-    Ok(classes::is_as_made(class, &tokenizer, config.fields())
-        && are_in_order(&tokenizer, config.get(LISTED)?.as_ref()))
+    Ok(classes::is_as_made(class, &tokenizer, config.fields()))
 }
 
-/// Whether version 5 of `transformers` adds the same tokens in the order of `tokenizer.json`, as that of their ids: those of
-/// `listed`, or else the file's.
-fn are_in_order(tokenizer: &Value, listed: Option<&BTreeMap<u32, AddedToken>>) -> bool {
-    let added = tokenizer["added_tokens"].as_array();
-    let added: Vec<&Value> = added.into_iter().flatten().collect();
-    match listed {
-        None => added.is_sorted_by(|one, next| one["id"].as_u64() < next["id"].as_u64()),
-        Some(listed) => {
-            let listed = listed.values().map(|token| Some(token.content.as_str()));
-            let found = added.iter().map(|token| token["content"].as_str());
-            found.eq(listed)
-        }
-    }
+/// Whether a model with a tokenizer of its own names a class that makes the same one from the vocabulary.
+fn names_other_class(config: &ConfigFile, model: &ConfigFile) -> Result<bool> {
+    let has_own = |family: &Family| family.is_newer && family.has_own_tokenizer;
+    let named: Option<String> = config
+        .get("tokenizer_class")?
+        .or(model.get("tokenizer_class")?);
+    let is_other = named.is_some_and(|class| !classes::is_own(class.trim_end_matches("Fast")));
+    Ok(is_other && Family::named(model.model_type()).is_some_and(has_own))
 }
 
 /// Sets letter case, accents and Chinese characters, where the file normalizes like BERT.
@@ -492,17 +479,17 @@ fn token_files(folder: &ModelFolder, config: &ConfigFile) -> Result<Vec<ConfigFi
     Ok(files)
 }
 
-/// The token for unknown words: named by the files in `folder`, or by the tokenizer class.
-pub fn unknown_token(folder: &ModelFolder) -> Result<Option<String>> {
+/// The special token of `key`: named by the files in `folder`, or by the tokenizer class.
+pub fn special_token(folder: &ModelFolder, key: &str) -> Result<Option<String>> {
     let files = token_files(folder, &ConfigFile::open_or_empty(folder, NAME)?)?;
-    if let Some(value) = files.iter().find_map(|file| file.fields().get(UNKNOWN)) {
+    if let Some(value) = files.iter().find_map(|file| file.fields().get(key)) {
         return Ok(content(value).map(str::to_owned));
     }
     let class = class(folder)?;
     let defaults = default_tokens(class.trim_end_matches("Fast"));
     Ok(defaults
         .into_iter()
-        .find_map(|(key, token)| (key == UNKNOWN).then(|| token.to_owned())))
+        .find_map(|(found, token)| (found == key).then(|| token.to_owned())))
 }
 
 /// Whether the files in `folder` name `token`, and no other, as the special token of `key`.
@@ -515,22 +502,28 @@ pub fn names_special_token(folder: &ModelFolder, key: &str, token: &str) -> Resu
 
 /// Special tokens of a class that settings do not name, with their keys.
 fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
-    const KEYS: [&str; 5] = ["cls_token", "sep_token", UNKNOWN, "pad_token", "mask_token"];
+    const KEYS: [&str; 6] = [
+        "cls_token",
+        "sep_token",
+        UNKNOWN,
+        "pad_token",
+        "mask_token",
+        "eos_token",
+    ];
     let tokens = match class {
-        "BertTokenizer"
-        | "DistilBertTokenizer"
-        | "ElectraTokenizer"
-        | DEBERTA
-        | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"],
-        "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"],
-        MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>"],
+        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" => {
+            ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]", ""]
+        }
+        DEBERTA | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]", "[SEP]"],
+        "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]", "[SEP]"],
+        MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>", "</s>"],
         "BartTokenizer"
         | "BarthezTokenizer"
         | "CamembertTokenizer"
         | "RobertaTokenizer"
-        | "XLMRobertaTokenizer" => ["<s>", "</s>", "<unk>", "<pad>", "<mask>"],
-        "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>"],
-        _ => [""; 5],
+        | "XLMRobertaTokenizer" => ["<s>", "</s>", "<unk>", "<pad>", "<mask>", "</s>"],
+        "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>", "</s>"],
+        _ => [""; 6],
     };
     KEYS.into_iter()
         .zip(tokens)
@@ -581,6 +574,27 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
         ))
         .with_hint("set it to `right`, and `truncation_direction` to `left` in requests")),
     }
+}
+
+/// Sets the tokens that version 5 of `transformers` adds to a vocabulary: the listed ones, or else those in the file, by
+/// ascending id.
+fn set_made_tokens(
+    tokenizer: &mut Map<String, Value>,
+    folder: &ModelFolder,
+    config: &ConfigFile,
+) -> Result<()> {
+    if lists_tokens(config) {
+        tokenizer.insert("added_tokens".to_owned(), json!([]));
+    }
+    add_tokens(tokenizer, folder, config)?;
+    if let Some(Value::Array(added)) = tokenizer.get_mut("added_tokens") {
+        let by_id: BTreeMap<Option<u64>, Value> = std::mem::take(added)
+            .into_iter()
+            .map(|token| (token["id"].as_u64(), token))
+            .collect();
+        added.extend(by_id.into_values());
+    }
+    Ok(())
 }
 
 /// Adds the listed tokens, by ascending id; existing tokens keep their place, and existing special tokens are found before
@@ -759,29 +773,6 @@ mod tests {
         tokenizer["model"]["fuse_unk"] = json!(false);
         assert_eq!(class_of(&tokenizer), "GemmaTokenizerFast");
         tokenizer["model"]["fuse_unk"] = json!(true);
-        // The class adds tokens by their ids.
-        for (ids, expected) in [
-            ([3, 8], "TokenizersBackend"),
-            ([8, 3], "GemmaTokenizerFast"),
-            ([3, 3], "GemmaTokenizerFast"),
-        ] {
-            tokenizer["added_tokens"] =
-                json!([{"id": ids[0], "content": "<a>"}, {"id": ids[1], "content": "<b>"}]);
-            assert_eq!(class_of(&tokenizer), expected, "{ids:?}");
-        }
-        for (listed, expected) in [("<a>", "TokenizersBackend"), ("<c>", "GemmaTokenizerFast")] {
-            write(
-                NAME,
-                &json!({
-                    "tokenizer_class": "GemmaTokenizerFast",
-                    "added_tokens_decoder": {"5": {"content": listed}, "10": {"content": "<b>"}},
-                }),
-            );
-            tokenizer["added_tokens"] =
-                json!([{"id": 8, "content": "<a>"}, {"id": 3, "content": "<b>"}]);
-            assert_eq!(class_of(&tokenizer), expected, "{listed}");
-        }
-        tokenizer["added_tokens"] = json!([]);
         write(
             NAME,
             &json!({"tokenizer_class": "GemmaTokenizer", "unk_token": "[UNK]"}),
@@ -892,15 +883,61 @@ mod tests {
             tempfile::tempdir().unwrap(),
             fixtures().join("models/tiny-splade-gte"),
         );
-        fs::copy(source.join(NAME), folder.path().join(NAME)).unwrap();
+        for name in [NAME, ConfigFile::NAME] {
+            fs::copy(source.join(name), folder.path().join(name)).unwrap();
+        }
         let mut tokenizer = parse(&fs::read(source.join(TOKENIZER)).unwrap());
         let read = |tokenizer: &Value| {
             fs::write(folder.path().join(TOKENIZER), tokenizer.to_string()).unwrap();
-            read_newer_tokenizer(&ModelFolder::new(folder.path()), false)
+            let read = read_newer_tokenizer(&ModelFolder::new(folder.path()), false);
+            read.map(|json| parse(&json))
         };
-        read(&tokenizer).unwrap();
+        let made = read(&tokenizer).unwrap();
+        for part in ["normalizer", "pre_tokenizer", "post_processor", "model"] {
+            assert_eq!(made[part], tokenizer[part], "{part}");
+        }
         tokenizer["pre_tokenizer"] = json!({"type": "Digits", "individual_digits": false});
-        insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"`pre_tokenizer` of `BertTokenizer` in `tokenizer.json` is not what `transformers` 5 makes for this model");
+        tokenizer["normalizer"]["clean_text"] = json!(false);
+        assert_eq!(read(&tokenizer).unwrap(), made);
+        tokenizer["model"]["type"] = json!("BPE");
+        insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"expected a `WordPiece` vocabulary for `BertTokenizer` in `tokenizer.json`, but found `BPE`");
+    }
+
+    #[test]
+    fn a_newer_model_has_the_listed_tokens_and_no_others() {
+        let (folder, source) = (
+            tempfile::tempdir().unwrap(),
+            fixtures().join("models/tiny-splade-gte"),
+        );
+        for name in [TOKENIZER, ConfigFile::NAME] {
+            fs::copy(source.join(name), folder.path().join(name)).unwrap();
+        }
+        let added = |listed: Value| {
+            let settings =
+                json!({"tokenizer_class": "BertTokenizer", "added_tokens_decoder": listed});
+            fs::write(folder.path().join(NAME), settings.to_string()).unwrap();
+            let read = read_newer_tokenizer(&ModelFolder::new(folder.path()), false).unwrap();
+            let added = parse(&read)["added_tokens"].as_array().cloned().unwrap();
+            let shown = added.iter().map(|token| {
+                format!(
+                    "{} {} {}",
+                    token["id"], token["content"], token["normalized"]
+                )
+            });
+            shown.collect::<Vec<_>>()
+        };
+        let piece = json!({"content": "the", "special": false, "normalized": true});
+        let mask = json!({"content": "[MASK]", "special": true, "normalized": true});
+        let found = added(json!({"192": piece, "4": mask}));
+        let others = [
+            r#"2 "[CLS]" false"#,
+            r#"3 "[SEP]" false"#,
+            r#"1 "[UNK]" false"#,
+            r#"0 "[PAD]" false"#,
+        ];
+        let listed = [r#"4 "[MASK]" true"#, r#"192 "the" true"#];
+        assert_eq!(found, [&listed[..], &others].concat());
+        assert_eq!(added(Value::Null)[..3], [others[3], others[2], others[0]]);
     }
 
     #[test]
@@ -914,33 +951,27 @@ mod tests {
         let read = |tokenizer: &Value| {
             fs::write(folder.path().join(TOKENIZER), tokenizer.to_string()).unwrap();
             let read = read_newer_tokenizer(&ModelFolder::new(folder.path()), true);
-            read.map(drop).map_err(|error| error.to_string())
+            read.map(|json| parse(&json))
         };
-        let refusal = |part: &str| {
-            Err(format!(
-                "`{part}` of `XLMRobertaTokenizer` in `tokenizer.json` is not what `transformers` 5 makes for this model"
-            ))
-        };
-        assert_eq!(read(&tokenizer), refusal("normalizer"));
-        tokenizer["normalizer"] = tokenizer["normalizer"]["normalizers"][0].take();
-        assert_eq!(read(&tokenizer), refusal("pre_tokenizer"));
-        tokenizer["pre_tokenizer"] = json!({
-            "type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, tokenizer["pre_tokenizer"].take()],
-        });
-        read(&tokenizer).unwrap();
-        for (part, key, value) in [
-            ("model.unk_id", "unk_id", json!(2)),
-            ("model.byte_fallback", "byte_fallback", json!(true)),
-        ] {
-            let mut other = tokenizer.clone();
-            other["model"][key] = value;
-            assert_eq!(read(&other), refusal(part));
-        }
-        let mut other = tokenizer.clone();
-        other["post_processor"] = Value::Null;
-        assert_eq!(read(&other), refusal("post_processor"));
+        let made = read(&tokenizer).unwrap();
+        assert_eq!(
+            made["normalizer"],
+            tokenizer["normalizer"]["normalizers"][0]
+        );
+        assert_eq!(
+            made["pre_tokenizer"],
+            json!({
+                "type": "Sequence",
+                "pretokenizers": [{"type": "WhitespaceSplit"}, tokenizer["pre_tokenizer"]],
+            })
+        );
+        assert_eq!(made["post_processor"], tokenizer["post_processor"]);
+        tokenizer["model"]["unk_id"] = json!(2);
+        tokenizer["post_processor"] = Value::Null;
         tokenizer["added_tokens"].as_array_mut().unwrap().swap(0, 1);
-        insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"`added_tokens` in `tokenizer.json` are not those that `transformers` 5 adds for this model, in the order of the ids in `added_tokens_decoder`, or else of their own");
+        assert_eq!(read(&tokenizer).unwrap(), made);
+        tokenizer["model"]["vocab"][2][0] = json!("x");
+        insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"expected `</s>` (`eos_token`) in `tokenizer.json`, but found none");
     }
 
     fn fixtures() -> PathBuf {

@@ -64,36 +64,31 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
     to_bytes(&tokenizer)
 }
 
-/// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
-/// them for some models, whatever the file says.
-pub fn check_word_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
-    let ids = found["model"]["vocab"]
-        .as_object()
-        .cloned()
-        .unwrap_or_default();
-    let expected = of_pieces(&ids, settings, TOKENIZER)?;
-    let parts = [
-        "/normalizer/type",
-        "/normalizer/clean_text",
-        "/pre_tokenizer",
-        "/post_processor",
-        "/model",
-    ];
-    expect_parts("BertTokenizer", parts, found, &expected)
+/// Replaces the parts that `transformers` 5 makes for `BertTokenizer` from the vocabulary.
+pub fn make_word_pieces(
+    tokenizer: &mut Map<String, Value>,
+    settings: [&ConfigFile; 2],
+) -> Result<()> {
+    let model = expect_model(tokenizer, "BertTokenizer", "WordPiece")?;
+    let ids = model["vocab"].as_object().cloned().unwrap_or_default();
+    replace(tokenizer, of_pieces(&ids, settings, TOKENIZER)?);
+    Ok(())
 }
 
-/// The same for the parts that `transformers` 5 makes for `XLMRobertaTokenizer`.
-pub fn check_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
-    let [config, _] = settings;
-    let pieces = found["model"]["vocab"].as_array();
+/// The same for `XLMRobertaTokenizer`, which keeps the file's character map.
+pub fn make_pieces(tokenizer: &mut Map<String, Value>, settings: [&ConfigFile; 2]) -> Result<()> {
+    let model = expect_model(tokenizer, "XLMRobertaTokenizer", "Unigram")?;
+    let pieces = model["vocab"].take();
     let token = |key: &str, default: &str| {
         let named = settings.iter().find_map(|file| file.fields().get(key));
         let token = named.and_then(content).unwrap_or(default).to_owned();
-        let mut pieces = pieces.into_iter().flatten();
-        let id = pieces.position(|piece| piece[0] == token);
-        (token, json!(id))
+        let mut known = pieces.as_array().into_iter().flatten();
+        match known.position(|piece| piece[0] == token) {
+            Some(id) => Ok((token, json!(id))),
+            None => Err(missing(&token, key, TOKENIZER)),
+        }
     };
-    let [begin, end] = [token("bos_token", "<s>"), token("eos_token", "</s>")];
+    let [begin, end] = [token("bos_token", "<s>")?, token("eos_token", "</s>")?];
     let [begin, end] = [&begin, &end].map(|(token, id)| (token.as_str(), id));
     let template = Template {
         before: &[begin],
@@ -101,14 +96,17 @@ pub fn check_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
         between: 2,
         second_type: 0,
     };
+    let [config, _] = settings;
     let scheme = if config.is_set_or("add_prefix_space", true)? {
         "always"
     } else {
         "never"
     };
-    // A character map is the only normalizer that it keeps.
-    let map = Some(&found["normalizer"]).filter(|normalizer| normalizer["type"] == "Precompiled");
-    let expected = json!({
+    let normalizer = tokenizer.get("normalizer").unwrap_or(&Value::Null);
+    let parts = normalizer["normalizers"].as_array();
+    let parts = parts.map_or(std::slice::from_ref(normalizer), Vec::as_slice);
+    let map = parts.iter().find(|part| part["type"] == "Precompiled");
+    let made = json!({
         "normalizer": map,
         "pre_tokenizer": {
             "type": "Sequence",
@@ -118,35 +116,38 @@ pub fn check_pieces(found: &Value, settings: [&ConfigFile; 2]) -> Result<()> {
             ],
         },
         "post_processor": template.post_processor(),
-        "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false},
+        "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": pieces},
     });
-    let parts = [
-        "/normalizer",
-        "/pre_tokenizer",
-        "/post_processor",
-        "/model/type",
-        "/model/unk_id",
-        "/model/byte_fallback",
-    ];
-    expect_parts("XLMRobertaTokenizer", parts, found, &expected)
+    replace(tokenizer, made);
+    Ok(())
 }
 
-fn expect_parts<const N: usize>(
+fn expect_model<'a>(
+    tokenizer: &'a mut Map<String, Value>,
     class: &str,
-    parts: [&str; N],
-    found: &Value,
-    expected: &Value,
-) -> Result<()> {
-    match parts
-        .into_iter()
-        .find(|part| found.pointer(part) != expected.pointer(part))
-    {
-        None => Ok(()),
-        Some(part) => Err(Error::model(format!(
-            "`{}` of `{class}` in `{TOKENIZER}` is not what `transformers` 5 makes for this model",
-            part.trim_start_matches('/').replace('/', ".")
+    expected: &str,
+) -> Result<&'a mut Value> {
+    match tokenizer.get_mut("model") {
+        Some(model) if model["type"] == expected => Ok(model),
+        found => Err(Error::model(format!(
+            "expected a `{expected}` vocabulary for `{class}` in `{TOKENIZER}`, but found `{}`",
+            found
+                .and_then(|model| model["type"].as_str())
+                .unwrap_or("none")
         ))),
     }
+}
+
+fn replace(tokenizer: &mut Map<String, Value>, mut made: Value) {
+    for part in ["normalizer", "pre_tokenizer", "post_processor", "model"] {
+        tokenizer.insert(part.to_owned(), made[part].take());
+    }
+}
+
+fn missing(token: &str, key: &str, name: &str) -> Error {
+    Error::model(format!(
+        "expected `{token}` (`{key}`) in `{name}`, but found none"
+    ))
 }
 
 /// BERT's tokenizer with these pieces, which come from the file `name`.
@@ -154,12 +155,8 @@ fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -
     let token = |(key, default): &(&str, &str)| {
         let named = settings.iter().find_map(|file| file.fields().get(*key));
         let token = named.and_then(content).unwrap_or(default).to_owned();
-        let missing = || {
-            Error::model(format!(
-                "expected `{token}` (`{key}`) in `{name}`, but found none"
-            ))
-        };
-        let id = ids.get(&token).cloned().ok_or_else(missing)?;
+        let id = ids.get(&token).cloned();
+        let id = id.ok_or_else(|| missing(&token, key, name))?;
         Ok::<_, Error>((token, id))
     };
     let special: Vec<(String, Value)> = SPECIAL.iter().map(token).collect::<Result<_>>()?;

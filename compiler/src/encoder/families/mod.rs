@@ -195,6 +195,7 @@ pub fn tokenizer(
             read_newer_tokenizer(folder, true)
         }
         TokenizerFiles::Gte => read_tokenizer(folder),
+        TokenizerFiles::Pieces => read_newer_tokenizer(folder, true),
         TokenizerFiles::T5 => t5_tokenizer(folder, config.vocabulary),
         TokenizerFiles::Bart => {
             let tokenizer = byte_pairs::tokenizer(folder)?;
