@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use regex::Regex;
 use serde_json::Value;
 
 use super::{
@@ -24,31 +25,31 @@ const WRAPPER: &str = "base_model.model.";
 const WRAPPED_LAYER: &str = ".base_layer.";
 
 /// Fields that [`Adapter::open`] reads.
-const READ: [&str; 7] = [
+const READ: [&str; 11] = [
+    "exclude_modules",
     "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
     "lora_alpha",
+    "modules_to_save",
     "peft_type",
     "r",
     "target_modules",
     "task_type",
     "use_rslora",
 ];
-/// Fields for training, or redundant with the adapter's tensor names. All others must be unset.
-const WITHOUT_EFFECT: [&str; 18] = [
+/// Fields for training. All others must be unset.
+const WITHOUT_EFFECT: [&str; 14] = [
     "auto_mapping",
     "base_model_name_or_path",
     "bias",
     "corda_config",
     "eva_config",
-    "exclude_modules",
     "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
     "loftq_config",
     "lora_dropout",
     "lora_ga_config",
     "megatron_core",
-    "modules_to_save",
     "peft_version",
     "qalora_group_size",
     "revision",
@@ -62,8 +63,7 @@ pub struct Adapter {
     weights: PathBuf,
     rank: usize,
     scale: f32,
-    /// Name suffixes for modules with low-rank matrices, if the configuration lists them.
-    targets: Option<Vec<String>>,
+    targets: Targets,
     /// Whether its head, if it has one, labels tokens instead of texts.
     pub labels_tokens: bool,
 }
@@ -109,14 +109,11 @@ impl Adapter {
         } else {
             rank as f32
         };
-        let targets = match config.get("target_modules")? {
-            Some(OneOrMany::Many(targets)) => Some(targets),
-            // A regular expression, which only PEFT evaluates.
-            Some(OneOrMany::One(_)) | None => None,
-        };
+        let task = config.get::<String>("task_type")?;
+        let targets = Targets::read(&config, task.as_deref())?;
         let weights = WEIGHTS.map(|name| folder.join(name));
         let found = weights.iter().find(|path| path.is_file());
-        let labels_tokens = config.get::<String>("task_type")?.as_deref() == Some("TOKEN_CLS");
+        let labels_tokens = task.as_deref() == Some("TOKEN_CLS");
         let weights = found.unwrap_or(&weights[0]).clone();
         Ok(Self {
             weights,
@@ -195,18 +192,13 @@ impl Adapter {
         })
     }
 
-    /// Refuses low-rank matrices called `name` for a module that the configuration does not list.
+    /// Refuses low-rank matrices called `name` for a module to which PEFT would not apply them.
     fn check_target(&self, module: &str, name: &str) -> Result<()> {
-        let is_target = |target: &String| {
-            module
-                .strip_suffix(target.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        match &self.targets {
-            Some(targets) if !targets.iter().any(is_target) => Err(Error::model(format!(
-                "expected low-rank matrices for `target_modules` only, but found `{name}`"
+        match self.targets.refusing(module) {
+            None => Ok(()),
+            Some(field) => Err(Error::model(format!(
+                "expected low-rank matrices only for modules that `{field}` in `{CONFIG}` selects, but found `{name}`"
             ))),
-            _ => Ok(()),
         }
     }
 
@@ -262,6 +254,112 @@ impl Adapter {
             }
         }
         Ok(())
+    }
+}
+
+/// The modules with low-rank matrices.
+#[derive(Debug)]
+struct Targets {
+    modules: Modules,
+    excluded: Option<Modules>,
+    /// Modules that are replaced as a whole, with all inside of them.
+    saved: Vec<String>,
+    /// The layers that have any, and names in front of their numbers.
+    layers: Option<(Vec<usize>, Vec<String>)>,
+}
+
+/// Modules by their names.
+#[derive(Debug)]
+enum Modules {
+    All,
+    /// Suffixes.
+    Named(Vec<String>),
+    Pattern(Regex),
+}
+
+impl Targets {
+    fn read(config: &ConfigFile, task: Option<&str>) -> Result<Self> {
+        let modules = match config.require::<OneOrMany<String>>("target_modules")? {
+            OneOrMany::One(all) if all.eq_ignore_ascii_case("all-linear") => Modules::All,
+            modules => Modules::read(modules, "target_modules")?,
+        };
+        let mut saved: Vec<String> = config.get("modules_to_save")?.unwrap_or_default();
+        if task.is_some_and(|task| task.ends_with("_CLS")) {
+            saved.extend(["classifier", "score"].map(str::to_owned));
+        }
+        let numbers: Option<OneOrMany<usize>> = config.get("layers_to_transform")?;
+        let names: Option<OneOrMany<String>> = config.get("layers_pattern")?;
+        let numbers = numbers
+            .map(OneOrMany::into_vec)
+            .filter(|numbers| !numbers.is_empty());
+        let names = names.map_or_else(Vec::new, OneOrMany::into_vec);
+        Ok(Self {
+            modules,
+            excluded: config
+                .get("exclude_modules")?
+                .map(|modules| Modules::read(modules, "exclude_modules"))
+                .transpose()?,
+            saved,
+            layers: numbers.map(|numbers| (numbers, names)),
+        })
+    }
+
+    /// The field that does not select a module, if any.
+    fn refusing(&self, module: &str) -> Option<&'static str> {
+        let is_inside = |saved: &String| format!(".{module}.").contains(&format!(".{saved}."));
+        if !self.modules.has(module) {
+            Some("target_modules")
+        } else if self
+            .excluded
+            .as_ref()
+            .is_some_and(|excluded| excluded.has(module))
+        {
+            Some("exclude_modules")
+        } else if self.saved.iter().any(is_inside) {
+            Some("modules_to_save")
+        } else if !self.has_layer(module) {
+            Some("layers_to_transform")
+        } else {
+            None
+        }
+    }
+
+    /// Whether a module is in one of the layers: the first number in its name, behind two other parts.
+    fn has_layer(&self, module: &str) -> bool {
+        let Some((numbers, names)) = &self.layers else {
+            return true;
+        };
+        let parts: Vec<&str> = module.split('.').collect();
+        let mut layers = parts.windows(2).skip(1);
+        let found = layers.find_map(|part| Some((part[0], part[1].parse::<usize>().ok()?)));
+        found.is_some_and(|(name, number)| {
+            numbers.contains(&number)
+                && (names.is_empty() || names.iter().any(|known| known == name))
+        })
+    }
+}
+
+impl Modules {
+    fn read(modules: OneOrMany<String>, field: &str) -> Result<Self> {
+        match modules {
+            OneOrMany::Many(names) => Ok(Self::Named(names)),
+            OneOrMany::One(pattern) => Regex::new(&format!(r"\A(?:{pattern})\z"))
+                .map(Self::Pattern)
+                .map_err(|error| Error::model_because(format!("cannot read `{field}`"), error)),
+        }
+    }
+
+    fn has(&self, module: &str) -> bool {
+        let is_suffix = |name: &String| {
+            module
+                .strip_suffix(name.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        match self {
+            Self::All => true,
+            Self::Named(names) => names.iter().any(is_suffix),
+            Self::Pattern(pattern) => pattern.is_match(module),
+        }
     }
 }
 
@@ -450,12 +548,58 @@ mod tests {
             ("lora_dropout", json!(0.5)),
             ("bias", json!("all")),
             ("init_lora_weights", json!("gaussian")),
-            ("layers_to_transform", json!([0])),
             ("of_a_later_version", json!(null)),
             ("of_a_later_version", json!(false)),
         ] {
             read(field, value).unwrap();
         }
+    }
+
+    /// PEFT ignores matrices of modules that the configuration does not select.
+    #[test]
+    fn matrices_that_peft_would_ignore_are_refused() {
+        let refusing = |field: &str, value: Value| {
+            let adapter = read(field, value).unwrap();
+            adapter.targets.refusing(&format!("bert.{QUERY}"))
+        };
+        for (field, value) in [
+            ("target_modules", json!("all-linear")),
+            ("target_modules", json!(r".*\.(query|value)")),
+            ("target_modules", json!(["self.query"])),
+            ("exclude_modules", json!(["uery", "key"])),
+            ("exclude_modules", json!([])),
+            ("modules_to_save", json!(["classifier", "uery"])),
+            ("layers_to_transform", json!([0, 2])),
+            ("layers_to_transform", json!([])),
+            ("layers_to_transform", json!(0)),
+            ("layers_pattern", json!("layers")),
+        ] {
+            assert_eq!(refusing(field, value.clone()), None, "{field} {value}");
+        }
+        for (field, value) in [
+            ("target_modules", json!("query")),
+            ("target_modules", json!(["uery"])),
+            ("exclude_modules", json!(["query"])),
+            ("exclude_modules", json!(".*query")),
+            ("modules_to_save", json!(["attention"])),
+            ("layers_to_transform", json!([1])),
+            ("layers_to_transform", json!(1)),
+        ] {
+            assert_eq!(
+                refusing(field, value.clone()),
+                Some(field),
+                "{field} {value}"
+            );
+        }
+        // Layers without a name in front of their list.
+        let targets = read("layers_to_transform", json!([0])).unwrap().targets;
+        assert!(!targets.has_layer("layer.0.query"));
+        let refusal = read("target_modules", json!("(?=a)")).unwrap_err();
+        assert!(
+            refusal.to_string().contains("`target_modules`"),
+            "{refusal}"
+        );
+        assert!(read("target_modules", Value::Null).is_err());
     }
 
     #[test]
@@ -515,7 +659,7 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected `lora_B` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
         expected `lora_A` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
-        expected low-rank matrices for `target_modules` only, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
+        expected low-rank matrices only for modules that `target_modules` in `adapter_config.json` selects, but found `base_model.model.bert.encoder.layer.0.attention.self.key.lora_A.weight`
         expected `bert.encoder.layer.0.attention.self.query.bias` of shape [32] in the adapter, but found [31]
         expected a weight in the model for the adapter of `bert.nothing.weight`, but found none
         expected a weight in the model for the adapter of `bert.embeddings.word_embeddings.token_adapter.trainable_tokens_delta`, but found none

@@ -675,6 +675,6 @@ fn adapters_of_peft_in_an_unknown_form_are_refused_by_name() {
     the adapter has `alpha_pattern`, which is not supported
     the adapter has `use_dora`, which is not supported
     expected an adapter of `peft_type` `LORA`, but found `IA3`
-    expected low-rank matrices for `target_modules` only, but found `base_model.model.layers.0.mlp.fc1.lora_A.weight`
+    expected low-rank matrices only for modules that `target_modules` in `adapter_config.json` selects, but found `base_model.model.layers.0.mlp.fc1.lora_A.weight`
     ");
 }

@@ -47,6 +47,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         "regex::",
         &[
             "text/src/",
+            "compiler/src/files/lora.rs",
             "core/src/pipeline/redaction/patterns.rs",
             "core/src/pipeline/redaction/placeholders.rs",
             "core/src/pipeline/seq2seq/unknown_text.rs",
