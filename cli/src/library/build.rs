@@ -17,12 +17,12 @@ use super::resolve::{BuildArguments, load_runtime, require_local};
 use crate::{
     examples::examples,
     interrupt::{Ended, interruptible},
-    terminal::{Format, Progress, print},
+    terminal::{Format, Progress},
 };
 use kivu::{
     config::Config,
     error::{Error, Result},
-    repository::manifest::check_name,
+    repository::{Bundle, manifest::check_name},
 };
 use kivu_compiler::{
     Request, build,
@@ -224,13 +224,14 @@ fn build_named(
             format.print(&report, Report::lines)
         }
         Outcome::Known(path) => {
-            let served = serving(&source, &path, config).unwrap_or(&path).display();
-            print(&format!(
-                "known  {} in {}\nnext   kivu serve {served}",
-                source.display(),
-                path.display()
-            ))?;
-            Ok(ExitCode::SUCCESS)
+            let served = serving(&source, &path, config);
+            let bundle = Bundle::open(&path)?;
+            let report = Report::known(&bundle, &path).served_as(served);
+            let named = served.unwrap_or(&path).display();
+            let known = format!("known  {} in {}", source.display(), path.display());
+            format.print(&report, |_| {
+                vec![known, format!("next   kivu serve {named}")]
+            })
         }
     }
 }

@@ -1,6 +1,10 @@
 //! `kivu rm`: removes models from this machine.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Component, Path},
+    process::ExitCode,
+};
 
 use clap::Args;
 
@@ -71,9 +75,12 @@ fn remove_named(name: &str, config: &Config) -> Result<Option<u64>> {
 
 /// Removes a bundle built without `--out`; returns its size in bytes.
 fn remove_bundle(name: &str, config: &Config) -> Result<Option<u64>> {
-    let path = PathBuf::from(name);
-    let folder = config.bundles().join(&path);
-    if path.components().count() != 1 || !folder.is_dir() {
+    let mut components = Path::new(name).components();
+    let (Some(Component::Normal(name)), None) = (components.next(), components.next()) else {
+        return Ok(None);
+    };
+    let folder = config.bundles().join(name);
+    if !folder.is_dir() {
         return Ok(None);
     }
     folder::remove_bundle(&folder, &BUNDLE_FILES).map(Some)

@@ -35,7 +35,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Only download ONNX Runtime for functions on this architecture, into the folder `home`/ARCHITECTURE
-    #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix")]
+    #[arg(long, value_name = "ARCHITECTURE", value_parser = ["x86_64", "arm64"], requires = "fix", conflicts_with = "json")]
     function: Option<String>,
 }
 

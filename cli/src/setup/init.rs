@@ -1,7 +1,7 @@
 //! `kivu init`: a configuration file with comments.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::{ErrorKind, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -48,7 +48,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             _ => Error::io(format!("cannot write `{out}`"))(error),
         })?;
     file.write_all(text(&arguments.models).as_bytes())
-        .map_err(Error::io(format!("cannot write `{out}`")))?;
+        .map_err(|error| {
+            let _ = fs::remove_file(&arguments.out);
+            Error::io(format!("cannot write `{out}`"))(error)
+        })?;
     print(&format!("wrote {out}"))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -124,6 +124,8 @@ fn completion_scripts_contain_the_commands() {
 
 #[test]
 fn doctor_has_the_same_findings_as_json_and_as_text() {
+    let conflict = kivu(&["doctor", "--fix", "--function", "arm64", "--json"]);
+    assert_eq!(conflict.status.code(), Some(2));
     let output = kivu(&["doctor", "--json"]);
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(report["ready"].as_bool(), Some(output.status.success()));

@@ -14,7 +14,10 @@ use kivu::{
         Task,
         embedding::{EmbeddingSettings, VectorKind},
     },
-    repository::manifest::{Manifest, Precision, Quality, VectorQuality},
+    repository::{
+        Bundle,
+        manifest::{Manifest, Precision, Quality, VectorQuality},
+    },
 };
 use kivu_compiler::{
     Built,
@@ -58,7 +61,21 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     /// Briefly serves the bundle to measure it. If that fails, the report lacks these measurements.
     pub fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
-        let manifest = built.bundle.manifest();
+        let serving = serve_once(path, built.bundle.manifest(), config)
+            .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()));
+        Self {
+            note: built.note.as_deref(),
+            pairs: built.pairs,
+            comparison: built.comparison,
+            serving: serving.ok(),
+            other_tasks: built.other_tasks.clone(),
+            ..Self::known(&built.bundle, path)
+        }
+    }
+
+    /// What a bundle that was built earlier records.
+    pub fn known(bundle: &'a Bundle, path: &Path) -> Self {
+        let manifest = bundle.manifest();
         let Manifest {
             name,
             task,
@@ -67,15 +84,13 @@ impl<'a> Report<'a> {
             files,
             ..
         } = manifest;
-        let serving = serve_once(path, manifest, config)
-            .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()));
         Self {
             name,
             task: *task,
             architecture: &source.architecture,
             precision: weights.precision,
             bundle: path.display().to_string(),
-            digest: built.bundle.digest(),
+            digest: bundle.digest(),
             bytes: files.iter().map(|file| file.size).sum(),
             outputs: manifest
                 .settings
@@ -85,13 +100,13 @@ impl<'a> Report<'a> {
                 .collect(),
             quality: weights.quality,
             other_vectors: weights.other_vectors.clone(),
-            note: built.note.as_deref(),
+            note: None,
             warnings: &manifest.warnings,
             vectors: manifest.vectors,
-            pairs: built.pairs,
-            comparison: built.comparison,
-            serving: serving.ok(),
-            other_tasks: built.other_tasks.clone(),
+            pairs: None,
+            comparison: None,
+            serving: None,
+            other_tasks: Vec::new(),
             next: next(path),
         }
     }

@@ -165,6 +165,16 @@ fn a_repository_is_built_once_and_served_by_its_name() {
         &["build", "tests/tiny-bert"],
     ));
     assert!(known.starts_with("known  tests/tiny-bert"), "{known}");
+    let known = output(&mut command(
+        &hub,
+        home.path(),
+        &["build", "tests/tiny-bert", "--json"],
+    ));
+    let known: serde_json::Value = serde_json::from_str(&known).unwrap();
+    assert_eq!(
+        (&known["name"], &known["precision"]),
+        (&"tiny-bert".into(), &"int8".into())
+    );
     let built = output(&mut command(
         &hub,
         home.path(),
