@@ -57,7 +57,13 @@ impl Skipped {
         let reason = match (read, String::from_utf8(bytes)) {
             (Err(_), _) => UNREADABLE,
             (_, Ok(text)) if text.len() as u64 > MAX_BYTES => LARGE,
-            (_, Ok(text)) if !text.contains('\0') => return Some(text),
+            (_, Ok(mut text)) if !text.contains('\0') => {
+                // A byte order mark.
+                if text.starts_with('\u{feff}') {
+                    text.remove(0);
+                }
+                return Some(text);
+            }
             _ => BINARY,
         };
         self.add(reason, path);
@@ -100,7 +106,7 @@ mod tests {
         fs::create_dir(folder.path().join(".git")).unwrap();
         write(".gitignore", b"built.txt");
         write("built.txt", b"no");
-        write("a.txt", b"yes");
+        write("a.txt", b"\xef\xbb\xbfyes");
         write("b.bin", b"\xff\0");
         fs::File::create(folder.path().join("c.log"))
             .unwrap()
