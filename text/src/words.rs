@@ -42,6 +42,8 @@ pub struct WordPrompt {
     pub max_words: usize,
     /// How texts become words.
     pub form: WordForm,
+    /// Whether the model finds words of the text, which must all have tokens.
+    pub finds_words: bool,
 }
 
 /// How texts become words.
@@ -59,6 +61,15 @@ struct Word {
     text: String,
     /// Start and end in the text, in characters.
     span: (usize, usize),
+}
+
+/// What a window holds.
+#[derive(Clone, Copy)]
+struct Limits {
+    max_words: usize,
+    /// Maximum tokens.
+    room: usize,
+    finds_words: bool,
 }
 
 struct WordTokens {
@@ -116,6 +127,7 @@ impl Tokenizer {
             words: first,
             max_words,
             form,
+            finds_words,
         } = prompt;
         let [before, after]: [&[u32]; 2] = match form {
             WordForm::Gliner => self.special_ids().each_ref().map(Vec::as_slice),
@@ -131,24 +143,27 @@ impl Tokenizer {
             ))
             .with_hint("send fewer or shorter labels"));
         }
+        let limits = Limits {
+            max_words: *max_words,
+            room,
+            finds_words: *finds_words,
+        };
         let (found, is_whole) = match options.stride {
             Some(stride) if stride >= *max_words => {
                 return Err(Error::invalid(format!(
                     "expected a `stride` below {max_words}, the words of a window, but found {stride}"
                 )));
             }
-            Some(_) => {
-                self.read_words(words(text, *form), [*max_words, room], options.max_windows)?
-            }
+            Some(_) => self.read_words(words(text, *form), limits, options.max_windows)?,
             None if options.truncation == Truncation::At(Side::Left) => {
                 let last = last_words(text, *form, max_words.saturating_add(1))
                     .into_iter()
                     .rev();
-                let (mut found, is_whole) = self.read_words(last, [*max_words, room], 1)?;
+                let (mut found, is_whole) = self.read_words(last, limits, 1)?;
                 found.reverse();
                 (found, is_whole)
             }
-            None => self.read_words(words(text, *form), [*max_words, room], 1)?,
+            None => self.read_words(words(text, *form), limits, 1)?,
         };
         let windows = match options.stride {
             None if !is_whole && options.truncation == Truncation::Off => {
@@ -180,14 +195,18 @@ impl Tokenizer {
             .collect())
     }
 
-    /// Word tokens, without words that have none, as far as they fit into `windows` windows with `max_words` words and
-    /// `room` tokens each, and whether all of them fit.
+    /// Word tokens as far as they fit into `windows` windows, and whether all of them fit.
     fn read_words(
         &self,
         words: impl Iterator<Item = Word>,
-        [max_words, room]: [usize; 2],
+        limits: Limits,
         windows: usize,
     ) -> Result<(Vec<WordTokens>, bool)> {
+        let Limits {
+            max_words,
+            room,
+            finds_words,
+        } = limits;
         let [max_words, max_tokens] = [max_words, room].map(|limit| limit.saturating_mul(windows));
         let (mut read, mut tokens) = (Vec::new(), 0);
         for Word { text, span } in words {
@@ -211,7 +230,14 @@ impl Tokenizer {
             if tokens > max_tokens {
                 return Ok((read, false));
             }
-            // A control character may have no tokens. `gliner` gives its place to the next word.
+            // `gliner` gives its place to the next word, and `gliner2` the next word's vector to it.
+            if ids.is_empty() && finds_words {
+                return Err(Error::invalid(format!(
+                    "the character at {} has no tokens, as some control characters, so that entities would be misplaced",
+                    span.0
+                ))
+                .with_hint("replace it by a space"));
+            }
             if !ids.is_empty() {
                 read.push(WordTokens { ids, span });
             }

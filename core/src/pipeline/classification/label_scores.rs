@@ -114,14 +114,17 @@ impl LabelScoresSettings {
             name
         };
         let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
-        Schema {
+        let schema = Schema {
             token,
             name,
             label_token,
             labels,
             separator,
-        }
-        .prompt(tokenizer, self.max_tokens)
+        };
+        Ok(WordPrompt {
+            finds_words: false,
+            ..schema.prompt(tokenizer, self.max_tokens)?
+        })
     }
 
     fn joined(&self, text: &str, labels: &str) -> String {

@@ -234,6 +234,7 @@ impl ExtractionSchema {
             words,
             max_words: max_tokens,
             form: WordForm::Gliner2,
+            finds_words: true,
         })
     }
 }

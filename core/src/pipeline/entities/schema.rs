@@ -70,6 +70,7 @@ impl Schema<'_> {
             words: Vec::new(),
             max_words: max_tokens,
             form: WordForm::Gliner2,
+            finds_words: true,
         })
     }
 }

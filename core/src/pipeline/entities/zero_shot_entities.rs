@@ -75,6 +75,7 @@ impl ZeroShotEntitiesSettings {
                 words: Vec::new(),
                 max_words: self.max_words,
                 form,
+                finds_words: true,
             });
         }
         if let Some(token) = &self.schema_token {
@@ -128,6 +129,7 @@ impl ZeroShotEntitiesSettings {
             words: Vec::new(),
             max_words: self.max_words,
             form,
+            finds_words: true,
         })
     }
 }

@@ -746,6 +746,7 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
         )
         .await,
         ask(&classifier, "a", json!({ "candidate_labels": many })).await,
+        ask(&entities, "a \u{1}", json!({ "labels": ["x"] })).await,
     ];
     // Without numbers of tokens.
     let refusals = refusals
@@ -759,8 +760,11 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
     422 the label `a [L]` contains one of `[P]`, `[L]`, `[SEP_TEXT]`, which the model reads as its own; rename it
     422 the name `[SEP_TEXT]` contains one of `[P]`, `[L]`, `[SEP_TEXT]`, which the model reads as its own; rename it
     413 the labels
+    422 the character at 2 has no tokens, as some control characters, so that entities would be misplaced; replace it by a space
     ");
-    // A classifier truncates texts.
+    // A classifier has no use for words without tokens, and truncates texts.
+    let labels = json!({ "candidate_labels": ["a", "b"] });
+    assert_eq!(ask(&classifier, "a \u{1}", labels).await, "200 ");
     let answer = ask(
         &classifier,
         &long,
