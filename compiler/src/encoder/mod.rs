@@ -15,6 +15,7 @@ mod vectors;
 mod zero_shot;
 
 pub use self::{
+    attention::pair_templates::KnownTemplate,
     config::{EncoderLimits, Head, HeadKind},
     families::{
         EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, JINA_V3, JINA_V5, TEXT_CONFIG, alternative,

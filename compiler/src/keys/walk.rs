@@ -14,7 +14,8 @@ use super::rules::{Allowed, Document, Rules};
 use crate::{
     encoder::{
         DEFAULT_ENCODER, EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, ENCODER_CONFIG, GLINER,
-        LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, jina_of, reads_labels,
+        KnownTemplate, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, jina_of,
+        reads_labels,
     },
     files::{
         config::ConfigFile,
@@ -26,6 +27,7 @@ use crate::{
     plan::{
         Plan,
         label_maps::{LABEL_IDS, contradiction},
+        model_card::pipeline_tag,
     },
     sentence_transformers::{MODEL2VEC, TEMPLATE, TRANSFORMER, has_scores},
     seq2seq::{self, t5},
@@ -421,7 +423,8 @@ impl Walk<'_> {
         self.chat_template(plan, transformer)
     }
 
-    /// Refuses a chat template next to an embedder without a module list: sentence-transformers puts all texts into it.
+    /// Refuses a chat template next to an embedder or ranker without a module list: sentence-transformers puts all texts
+    /// into it.
     fn chat_template(&mut self, plan: &Plan, transformer: &ModelFolder) -> Result<()> {
         const OTHERS: [&str; 3] = [
             "ForCausalLM",
@@ -429,18 +432,29 @@ impl Walk<'_> {
             "ForTokenClassification",
         ];
         let config = ConfigFile::open_or_empty(transformer, ConfigFile::NAME)?;
+        let task = plan.task.or_else(|| pipeline_tag(&plan.folder));
         // Embedders cannot do these tasks, whatever their class.
         let is_embedder = !OTHERS
             .iter()
             .any(|class| config.architecture().ends_with(class))
             && !matches!(
                 plan.task,
-                Some(Task::TextClassification | Task::TokenClassification)
+                Some(Task::TextClassification | Task::TokenClassification | Task::TextRanking)
             );
-        if !is_embedder || !module_list::modules(self.root)?.is_empty() {
+        let ranks = config.architecture().ends_with(OTHERS[1])
+            && has_one_label(&config)
+            && task.is_none_or(|task| task == Task::TextRanking)
+            || plan.task == Some(Task::TextRanking);
+        if !module_list::modules(self.root)?.is_empty()
+            || !is_embedder && (!ranks || KnownTemplate::of(plan, &config)?.is_some())
+        {
             return Ok(());
         }
-        let expected = "no chat template in a model of vectors without `modules.json`";
+        let expected = if is_embedder {
+            "no chat template in a model of vectors without `modules.json`"
+        } else {
+            "no chat template in a ranker without `modules.json`"
+        };
         let settings = ConfigFile::open_or_empty(transformer, tokenizer_config::NAME)?;
         if let Some(template) = settings.get::<Value>("chat_template")? {
             self.allowed
@@ -571,6 +585,15 @@ fn tokenizer_parts(json: &[u8]) -> serde_json::Result<Map<String, Value>> {
     parts.into_iter().map(part).collect()
 }
 
+/// Whether a classifier has a single label, with which it ranks.
+fn has_one_label(config: &ConfigFile) -> bool {
+    let names = config.fields().get("id2label").and_then(Value::as_object);
+    match (names, config.fields().get("num_labels")) {
+        (Some(names), _) => names.len() == 1,
+        (None, count) => count.and_then(Value::as_u64) == Some(1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -609,7 +632,8 @@ mod tests {
         for (name, content) in files {
             let path = folder.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, content.to_string()).unwrap();
+            let text = content.as_str().map(str::to_owned);
+            fs::write(path, text.unwrap_or_else(|| content.to_string())).unwrap();
         }
         let plan = Plan {
             folder: ModelFolder::new(folder.path()),
@@ -646,7 +670,13 @@ mod tests {
                 "gliner" => Kind::Gliner,
                 other => panic!("expected a kind of model, but found {other}"),
             };
-            let error = check_files(kind, &model.files, &[]).err()?;
+            let mut files = model.files.clone();
+            if name.contains("-Reward-") {
+                // They classify texts, and no pairs.
+                let card = json!("---\npipeline_tag: text-classification\n---\n");
+                files.insert("README.md".to_owned(), card);
+            }
+            let error = check_files(kind, &files, &[]).err()?;
             Some(format!("{name}: {error}"))
         });
         assert_eq!(refusals.collect::<Vec<_>>(), [""; 0]);
@@ -763,14 +793,26 @@ mod tests {
             ranker.insert(name.to_owned(), fixture(&format!("logit-score/{name}")));
         }
         check_files(Kind::Encoder, &ranker, &[]).unwrap();
-        let settings = ranker.get_mut(TRANSFORMER[0]).unwrap();
-        settings["modality_config"]["message"]["format"] = json!("structured");
-        let refusals = [plain, message, sparse, ranker].map(|files| refusal(&files));
+        let of_ranker = ranker.get_mut(TRANSFORMER[0]).unwrap();
+        of_ranker["modality_config"]["message"]["format"] = json!("structured");
+        let settings = json!({"chat_template": "{{ messages }}"});
+        let head = |name: &str| -> Files {
+            let config = fixture(&format!("models/{name}/config.json"));
+            let files = [
+                (ConfigFile::NAME, config),
+                (tokenizer_config::NAME, settings.clone()),
+            ];
+            files.map(|(name, file)| (name.to_owned(), file)).into()
+        };
+        check_files(Kind::Encoder, &head("tiny-bert-sentiment"), &[]).unwrap();
+        let labelled = head("tiny-bert-rank");
+        let refusals = [plain, message, sparse, ranker, labelled].map(|files| refusal(&files));
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected no chat template in a model of vectors without `modules.json` in `tokenizer_config.json`, but found `chat_template` "{{ messages }}"
         expected no `message` in `modality_config` in `sentence_bert_config.json`, but found `message` {"method":"forward","method_output_name":"last_hidden_state"}
         expected `transformer_task` `fill-mask` before these modules in `sentence_bert_config.json`, but found `transformer_task` null
         expected `format` `flat` of a `message` in `sentence_bert_config.json`, but found `format` "structured"
+        expected no chat template in a ranker without `modules.json` in `tokenizer_config.json`, but found `chat_template` "{{ messages }}"
         "#);
     }
 
