@@ -1369,6 +1369,14 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_pylate_are_refused_beside_the_modules_that_replace_them() {
+        let model = Copy::of("tiny-colbert-st");
+        let settings = "config_sentence_transformers.json";
+        model.set(settings, "query_prefix", Some(json!("[Q] ")));
+        insta::assert_snapshot!(model.refusal(), @"expected no `query_prefix` of PyLate in `config_sentence_transformers.json` of a model with `MultiVectorMask`, but found one");
+    }
+
+    #[test]
     fn queries_that_are_padded_on_the_left_are_refused() {
         for name in ["tiny-colbert-stanford", "tiny-colbert-pylate"] {
             let model = Copy::of(name);

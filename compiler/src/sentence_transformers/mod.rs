@@ -29,6 +29,16 @@ use kivu::{
 
 /// Prompts and PyLate's settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
+/// Keys in [`SETTINGS`] that PyLate writes. sentence-transformers makes modules of them.
+const PYLATE: [&str; 7] = [
+    "attend_to_expansion_tokens",
+    "do_query_expansion",
+    "document_length",
+    "document_prefix",
+    "query_length",
+    "query_prefix",
+    "skiplist_words",
+];
 /// Maximum tokens per text.
 const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
@@ -237,6 +247,12 @@ fn multi_vector_roles(folder: &ModelFolder, mask: &ModelFolder) -> Result<(RoleF
         length: usize,
     }
     let transformer = transformer(folder)?;
+    let file = settings(folder)?;
+    if let Some(key) = PYLATE.iter().find(|key| file.fields().contains_key(**key)) {
+        return Err(Error::model(format!(
+            "expected no `{key}` of PyLate in `{SETTINGS}` of a model with `MultiVectorMask`, but found one"
+        )));
+    }
     let mask = ConfigFile::open(mask)?;
     if mask.get::<Vec<u32>>("keep_only_token_ids")?.is_some() {
         return Err(Error::model(
