@@ -222,14 +222,14 @@ impl Tokenizer {
             let side = truncation
                 .side()
                 .ok_or_else(|| too_long("pair of texts", found, limit))?;
+            check_around(special_tokens, limit)?;
             let strategy = match truncation {
                 Truncation::OnlyFirst => TruncationStrategy::OnlyFirst,
                 Truncation::Off | Truncation::At(_) => TruncationStrategy::LongestFirst,
             };
-            let max_length = limit.saturating_sub(special_tokens);
             let parameters = TruncationParams {
                 direction: side.into(),
-                max_length,
+                max_length: limit - special_tokens,
                 strategy,
                 stride: 0,
             };
@@ -503,7 +503,7 @@ fn cut(ids: &mut Vec<u32>, kept: usize, side: Side) {
 fn check_around(size: usize, limit: usize) -> Result<()> {
     match size > limit {
         true => Err(Error::too_large(format!(
-            "the text around a pair has {size} tokens, but the model takes at most {limit}"
+            "the tokens around a pair of texts are {size}, but the model takes at most {limit}"
         ))),
         false => Ok(()),
     }

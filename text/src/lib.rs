@@ -515,6 +515,19 @@ mod tests {
         }
     }
 
+    /// The crate truncates no pair to fewer tokens than those around it.
+    #[test]
+    fn a_pair_without_room_is_refused() {
+        let tokenizer = Tokenizer::from_json(&fixture("tiny-bert")).unwrap();
+        let encode = |limit| {
+            let found =
+                tokenizer.encode_pair(["the cat", "a mat"], limit, Truncation::At(Side::Right));
+            found.map(|encoding| encoding.len())
+        };
+        assert_eq!(encode(3).unwrap(), 3);
+        insta::assert_snapshot!(encode(2).unwrap_err(), @"the tokens around a pair of texts are 3, but the model takes at most 2");
+    }
+
     #[test]
     fn a_character_map_with_an_index_out_of_bounds_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-leads-beyond-its-end");
