@@ -1622,7 +1622,7 @@ fn metrics_of_alarms_and_dashboard_exist() {
         return;
     };
     let embedded = Embedded::new("kivu-api");
-    metrics::with_local_recorder(&embedded, || {
+    metrics::with_local_recorder(&embedded.recorder(), || {
         telemetry::record_response(200, Duration::ZERO);
         record_encoding(1, Duration::ZERO, Duration::ZERO);
         telemetry::record_cold_start(Duration::ZERO);
