@@ -337,8 +337,12 @@ fn late_interaction(
         projections.push(layer);
     }
     let transformer = transformer_folder(folder)?;
+    let unknown = match files.skips_unknown {
+        true => named_token(&transformer, UNKNOWN, tokenizer)?,
+        false => None,
+    };
     let [query, document] = [files.query, files.document]
-        .map(|role| role_settings(&transformer, role, files.skips_unknown, tokenizer));
+        .map(|role| role_settings(&transformer, role, unknown, tokenizer));
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
@@ -375,11 +379,12 @@ fn check_expansion(
     Ok(())
 }
 
-/// A role's settings, with the token ids of a model in `folder`.
+/// A role's settings, with the token ids of a model in `folder`. In place of skipped words that are no tokens, the token
+/// `unknown` is skipped.
 fn role_settings(
     folder: &ModelFolder,
     role: RoleFiles,
-    skips_unknown: bool,
+    unknown: Option<u32>,
     tokenizer: &Tokenizer,
 ) -> Result<RoleSettings> {
     let marker = role
@@ -390,10 +395,6 @@ fn role_settings(
         .expansion
         .map(|expanding| expansion(folder, expanding, tokenizer))
         .transpose()?;
-    let unknown = match skips_unknown {
-        true => named_token(folder, UNKNOWN, tokenizer)?,
-        false => None,
-    };
     Ok(RoleSettings {
         marker,
         max_tokens: role.max_tokens,
@@ -439,8 +440,9 @@ fn stanfords(
     let roles = [("query_maxlen", &mut query), ("doc_maxlen", &mut document)];
     let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
     let settings = text_settings(folder, None, max_tokens)?;
+    let unknown = named_token(folder, UNKNOWN, tokenizer)?;
     let [query, document] =
-        [query, document].map(|role| role_settings(folder, role, true, tokenizer));
+        [query, document].map(|role| role_settings(folder, role, unknown, tokenizer));
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     let rows = weights
