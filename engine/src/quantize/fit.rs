@@ -128,6 +128,14 @@ impl Form {
         }
     }
 
+    /// For layers that are rounded without sample inputs: four blocks make up for most of what small quads cost.
+    pub fn int8_without_samples(inputs: usize) -> Self {
+        Self {
+            block: part(inputs, &[4, 2]),
+            permitted: Permitted::SmallQuads,
+        }
+    }
+
     /// A scale per block of at most [`MAX_BLOCK`] inputs.
     pub fn int8_blocks(inputs: usize) -> Self {
         Self {
@@ -162,6 +170,11 @@ fn block(inputs: usize, outputs: usize) -> usize {
         (_, Ordering::Less) => &[6, 8, 4, 2],
         _ => &[8, 4, 2],
     };
+    part(inputs, counts)
+}
+
+/// A block's inputs, for the first of these numbers of blocks that divides a row well.
+fn part(inputs: usize, counts: &[usize]) -> usize {
     let fits =
         |blocks: &&usize| inputs.is_multiple_of(*blocks * LANES) && inputs / *blocks >= MIN_BLOCK;
     inputs / counts.iter().find(fits).unwrap_or(&1)

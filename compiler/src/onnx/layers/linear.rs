@@ -5,7 +5,6 @@ use kivu_engine::{
     quantize::{
         columns::Columns,
         fit::{FittedLayer, Form, round},
-        rounding::Permitted,
     },
 };
 
@@ -385,11 +384,8 @@ impl Layers<'_> {
         let Linear { inputs, weight, .. } = layer;
         let is_rounded =
             self.precision == Precision::Int8 && !quantize::was_quantized(weight, *inputs);
-        let form = Form {
-            block: *inputs,
-            permitted: Permitted::SmallQuads,
-        };
-        let rounded = is_rounded.then(|| round(weight, *inputs, form));
+        let rounded =
+            is_rounded.then(|| round(weight, *inputs, Form::int8_without_samples(*inputs)));
         self.store(layer, rounded.as_ref())
     }
 
