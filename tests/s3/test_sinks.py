@@ -223,7 +223,7 @@ class ToPostgres(Base):
             (url("other", user="stranger"), "28P01 password authentication failed"),
         ]:
             self.assertIn(expected, self.refusal(source, found))
-        self.assertIn("expected a column `key`", self.refusal(self.source(texts(3), "docs.csv"), url("other"), "--id", "key"))
+        self.assertIn("no column `key`; the file has `id`, `text`, `title`", self.refusal(self.source(texts(3), "docs.csv"), url("other"), "--id", "key"))
         self.assertIn("a sink takes vectors, but the model is not an embedding model", self.refusal(source, url("other"), model=CLASSIFIER))
         self.assertIn("a sink takes dense vectors of floats", self.refusal(source, url("other"), "--vector-type", "int8"))
 

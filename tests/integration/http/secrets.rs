@@ -44,10 +44,12 @@ const MODELS: [(&str, &str, Option<Task>); 8] = [
 ];
 
 /// Fields with names of models, prompts, tasks, languages, outputs, patterns or options. Errors repeat an unknown name.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 14] = [
     "generate_parameters",
     "input_type",
     "model",
+    "model_name",
+    "model_version",
     "outputs",
     "parameters",
     "patterns",

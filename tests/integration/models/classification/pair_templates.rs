@@ -223,6 +223,6 @@ async fn recipes_and_model_cards_name_a_template() {
     expected a ranker with a known template, or a CrossEncoder of sentence-transformers with a `LogitScore` module, but found `Qwen2ForCausalLM` alone: its files do not contain the text around a query and a document, nor which tokens are compared; if it was trained with one of these, name it as `template` in a recipe: `qwen3-reranker`, `mxbai-rerank-v2`, `bge-reranker-v2-gemma`
     the template `qwen3-reranker` is for `qwen3`, but the model is `qwen2`
     expected a `template` among `qwen3-reranker`, `mxbai-rerank-v2`, `bge-reranker-v2-gemma`, but found `monot5`
-    the template `mxbai-rerank-v2` is for rankers on decoders, but the model is another (`BertForSequenceClassification`); remove `template` from the recipe
+    the template `mxbai-rerank-v2` is for `qwen2`, but the model is `bert`
     ");
 }
