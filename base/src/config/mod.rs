@@ -48,6 +48,8 @@ use crate::error::{Error, Result};
 /// Default configuration file path.
 pub const FILE: &str = "kivu.toml";
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
+/// Variables that set no key: the file, and what the installer reads, which a shell may export.
+const NO_KEYS: [&str; 3] = [FILE_VARIABLE, "KIVU_INSTALL_FROM", "KIVU_INSTALL_PREFIX"];
 /// What the names of variables begin with.
 const PREFIX: &str = "KIVU_";
 /// Keys whose variables are [lists](parse_lists).
@@ -325,7 +327,7 @@ fn utf8(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Variabl
 fn overrides(variables: &Variables) -> impl Iterator<Item = Result<(String, Value)>> {
     let values = variables
         .iter()
-        .filter(|(name, value)| *name != FILE_VARIABLE && !value.is_empty());
+        .filter(|(name, value)| !NO_KEYS.contains(&name.as_str()) && !value.is_empty());
     values.filter_map(|(name, value)| {
         let key = name.strip_prefix(PREFIX)?.to_lowercase().replace("__", ".");
         let value = match LISTS.contains(&key.as_str()) {
@@ -439,7 +441,7 @@ mod tests {
     fn the_environment_wins_over_the_file() {
         let config = load(
             "listen = '127.0.0.1:1'\nmodels = ['a', { name = 'b', path = 'c' }]\n[limits]\ntexts = 7",
-            &[("KIVU_LISTEN", "127.0.0.1:2"), ("KIVU_LIMITS__REQUESTS", "3"), ("OTHER", "x")],
+            &[("KIVU_LISTEN", "127.0.0.1:2"), ("KIVU_LIMITS__REQUESTS", "3"), ("KIVU_INSTALL_PREFIX", "x"), ("OTHER", "x")],
         )
         .unwrap();
         assert_eq!(config.listen.port(), 2);
