@@ -38,6 +38,7 @@ mean_cosine = 0
 worst_cosine = 0
 neighbours = 0
 agreement = 0
+entity_agreement = 0
 mean_difference = 1000
 """
 

@@ -124,7 +124,7 @@ mod tests {
         insta::assert_snapshot!(lines(few).join("\n"), @"
         NAME                       KIND            LANGUAGES       SIZE   MEMORY
         sentiment                  classification  en             27 MB        –
-        urchade/gliner_small-v2.1  entities        en            210 MB   163 MB
+        urchade/gliner_small-v2.1  entities        en            208 MB   153 MB
         ");
     }
 }
