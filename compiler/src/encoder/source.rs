@@ -1366,7 +1366,7 @@ mod tests {
         let model = Copy::of("tiny-colbert-st");
         let settings = "config_sentence_transformers.json";
         model.set(settings, "query_prefix", Some(json!("[Q] ")));
-        insta::assert_snapshot!(model.refusal(), @"expected no `query_prefix` of PyLate in `config_sentence_transformers.json` of a model with `MultiVectorMask`, but found one");
+        insta::assert_snapshot!(model.refusal(), @"`query_prefix` of PyLate in `config_sentence_transformers.json` has no effect in a model with `MultiVectorMask`, whose modules replace it");
     }
 
     #[test]

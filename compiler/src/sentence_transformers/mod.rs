@@ -250,7 +250,7 @@ fn multi_vector_roles(folder: &ModelFolder, mask: &ModelFolder) -> Result<(RoleF
     let file = settings(folder)?;
     if let Some(key) = PYLATE.iter().find(|key| file.fields().contains_key(**key)) {
         return Err(Error::model(format!(
-            "expected no `{key}` of PyLate in `{SETTINGS}` of a model with `MultiVectorMask`, but found one"
+            "`{key}` of PyLate in `{SETTINGS}` has no effect in a model with `MultiVectorMask`, whose modules replace it"
         )));
     }
     let mask = ConfigFile::open(mask)?;

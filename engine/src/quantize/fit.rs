@@ -321,6 +321,11 @@ mod tests {
 
     #[test]
     fn blocks_divide_a_layers_inputs() {
+        let without_samples = [32, 48, 64, 640, 720].map(Form::int8_without_samples);
+        assert_eq!(
+            without_samples.map(|form| (form.block, form.permitted)),
+            [32, 48, 32, 160, 720].map(|block| (block, Permitted::SmallQuads))
+        );
         for (inputs, outputs, in_int8, in_blocks) in [
             (16, 16, 16, 16),
             (32, 32, 32, 32),

@@ -1,24 +1,23 @@
 //! Executes expert stages, and sums their results.
 
-use super::{MAX_BLOCK_ROWS, Run, Scratch};
+use super::{MAX_BLOCK_ROWS, Run, Scratch, Work};
 use crate::{
     kernel::Kernel,
     linear::layer,
     math::{activate, gate_with_limits},
     numbers::Numbers,
-    program::{Activation, ExpertStage, Program, Value},
+    program::{Activation, ExpertStage, Value},
 };
 
 /// Passes the rows that chose an expert through its layers.
 #[inline(always)]
-pub fn pass_expert<K: Kernel>(
-    kernel: K,
-    run: &Run,
-    program: &Program,
-    stage: &ExpertStage,
-    expert: usize,
-    scratch: &mut Scratch,
-) {
+pub fn pass_expert<K: Kernel>(kernel: K, stage: &ExpertStage, work: Work<'_>) {
+    let Work {
+        run,
+        program,
+        task: expert,
+        scratch,
+    } = work;
     let Scratch {
         values, quantized, ..
     } = scratch;

@@ -105,12 +105,6 @@ impl KernelFn for Task<'_, ExpertStage> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Work {
-            run,
-            program,
-            task,
-            scratch,
-        } = self.work;
-        pass_expert(kernel, run, program, self.stage, task, scratch);
+        pass_expert(kernel, self.stage, self.work);
     }
 }
