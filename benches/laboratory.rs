@@ -34,14 +34,14 @@ use kivu::{
     cloud::Cloud,
     config::Config,
     model::{Model, Pipeline},
-    onnx::{ExternalWeights, Runtime, Session, library},
+    onnx::{Runtime, Session, library},
     pipeline::{
         Input,
         embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, VectorKind},
         generation::{GenerationOptions, SourceInfo, generate},
         seq2seq::{Decoding, Seq2SeqOptions},
     },
-    repository::{Bundle, bundle::TOKENIZER},
+    repository::Bundle,
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
@@ -60,7 +60,6 @@ usage: laboratory parts BUNDLE            milliseconds per cold-start phase, in 
        laboratory late FILE               milliseconds to score documents by late interaction, and the scores
        laboratory kinds BUNDLE DENSE      milliseconds per text for all vector kinds from one run, for one kind after
                                           the other, and for the dense-only bundle DENSE
-       laboratory fetch BUNDLE            seconds and megabytes to read a bundle into memory
        laboratory rows                    microseconds to read and write a row";
 
 const SHORT: &str = "What is deep learning?";
@@ -103,7 +102,6 @@ fn main() {
         ["table", folder] => table(Path::new(folder)),
         ["late", file] => late(file),
         ["kinds", bundle, dense] => kinds([bundle, dense].map(Path::new)),
-        ["fetch", bundle] => fetch(&open(bundle)),
         ["rows"] => rows(),
         _ => {
             println!("{USAGE}");
@@ -480,28 +478,6 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
     }
     let [all, apart, dense] = [all, apart, dense].map(|times| median(times[1..].to_vec()));
     Ok(json!({ "all": all, "apart": apart, "dense": dense }))
-}
-
-/// Reads a bundle into memory as loading does, verified.
-fn fetch(bundle: &Bundle) -> Result<Value> {
-    let started = Instant::now();
-    let graph = bundle.read(&bundle.manifest().graph)?;
-    let mut weights = ExternalWeights::of(&[graph], |name| {
-        bundle.manifest().file(name).map(|file| file.size)
-    })?;
-    for name in weights.files() {
-        let mut file = weights.file(&name);
-        bundle.stream(&name, |piece| file.fill(piece))?;
-    }
-    bundle.read(TOKENIZER)?;
-    let seconds = started.elapsed().as_secs_f64();
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"))
-        .unwrap();
-    let peak_mb = peak.trim().parse::<f64>().unwrap() * 1024.0 / 1e6;
-    Ok(json!({ "seconds": seconds, "peak_mb": peak_mb }))
 }
 
 /// Microseconds to read and write a row of JSON Lines without running a model.

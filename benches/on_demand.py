@@ -1,7 +1,7 @@
-"""Measures models on demand: first requests, random requests to many models in a small budget, and the 99th percentile
-of a loaded model's requests while others load and leave.
+"""Measures models on demand: first requests, and the 99th percentile of a loaded model's requests while others load and
+leave.
 
-    python benches/on_demand.py KIVU BUNDLE [--models 100] [--memory 500MB] [--clients 4] [--seconds 600]
+    python benches/on_demand.py KIVU BUNDLE [--models 100] [--memory 500MB] [--seconds 30]
 
 BUNDLE is an embedding model, which is copied under many names. Needs Linux and only Python's standard library.
 """
@@ -46,12 +46,6 @@ class Server:
         environment = os.environ | {"RUST_LOG": "error"}
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         self.host = self.process.stdout.readline().split("http://")[1].strip()
-        self.base = self.resident()
-
-    def resident(self):
-        """In MB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1000
 
     def stop(self):
         self.process.kill()
@@ -100,37 +94,24 @@ def ask_all(server, names, end, pause, found, lock):
         time.sleep(pause)
 
 
-def run(server, groups, seconds):
-    """Runs groups of clients, each with names, a count and a pause; returns their answers and the resident memory."""
-    lock, end, memory, answers, threads = threading.Lock(), time.monotonic() + seconds, [], [], []
-    for names, count, pause in groups:
+def run(server, seconds, *groups):
+    """Runs a client for each group of names and a pause; returns their answers."""
+    lock, end, answers, threads = threading.Lock(), time.monotonic() + seconds, [], []
+    for names, pause in groups:
         answers.append([])
-        arguments = (server, names, end, pause, answers[-1], lock)
-        threads += [threading.Thread(target=ask_all, args=arguments) for _ in range(count)]
+        threads.append(threading.Thread(target=ask_all, args=(server, names, end, pause, answers[-1], lock)))
     for thread in threads:
         thread.start()
-    while time.monotonic() < end:
-        memory.append(server.resident())
-        time.sleep(0.02)
     for thread in threads:
         thread.join()
-    return answers, memory
-
-
-def many(server, names, clients, seconds):
-    [answers], memory = run(server, [(names, clients, 0)], seconds)
-    times = [ms for ms, _ in answers]
-    return {
-        "requests": len(answers), "wrong": sum(not is_right for _, is_right in answers),
-        "median_ms": statistics.median(times), "p99_ms": percentile(times, 0.99), "max_ms": max(times),
-        "resident_before_mb": server.base, "resident_max_mb": max(memory),
-    }
+    assert all(is_right for group in answers for _, is_right in group)
+    return answers
 
 
 def beside_others(server, names, seconds):
     """The first model's times, alone and while a client asks others, each of which is loaded for it."""
-    [alone], _ = run(server, [(names[:1], 1, 0.005)], seconds)
-    [beside, others], _ = run(server, [(names[:1], 1, 0.005), (names[1:], 1, 0.2)], seconds)
+    [alone] = run(server, seconds, (names[:1], 0.005))
+    [beside, others] = run(server, seconds, (names[:1], 0.005), (names[1:], 0.2))
     alone, beside = ([ms for ms, _ in answers] for answers in (alone, beside))
     p99 = [percentile(times, 0.99) for times in (alone, beside)]
     return {"p99_alone_ms": p99[0], "p99_beside_loads_ms": p99[1], "ratio": p99[1] / p99[0], "loads": len(others)}
@@ -142,8 +123,7 @@ def main():
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--memory", default="500MB")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seconds", type=float, default=30)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copies(options.bundle, Path(folder), options.models)
@@ -151,8 +131,7 @@ def main():
         server = Server(options.kivu, folder, options.memory)
         try:
             print(json.dumps(first_requests(server)))
-            print(json.dumps(beside_others(server, names, min(30, options.seconds))))
-            print(json.dumps(many(server, names, options.clients, options.seconds)))
+            print(json.dumps(beside_others(server, names, options.seconds)))
         finally:
             server.stop()
 

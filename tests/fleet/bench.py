@@ -55,7 +55,7 @@ class Connection:
 
 
 def message(path, body, header="content-type: application/json"):
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\n{header}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
