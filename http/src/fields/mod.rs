@@ -4,12 +4,12 @@
 //! there as well, since a name that is close to a known field is refused. A set's group is the API's name in the
 //! documentation, in which `kivu` and `body`, of bodies with the fields of several sets, are not.
 //!
-//! The first request reads them all, in JSON, since TOML takes several times as long.
+//! The first request reads the file, in JSON, since TOML takes several times as long, and joins the sets of its own body only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
-    sync::LazyLock,
+    sync::{LazyLock, OnceLock},
 };
 
 use serde::Deserialize;
@@ -98,34 +98,42 @@ const NESTS: [&str; 2] = ["extra_body", "parameters"];
 /// Foreign fields without an effect on results.
 const HARMLESS: [&str; 2] = ["keep_alive", "options"];
 
-/// The fields of all sets, by names such as `Ollama.embed`.
-static KNOWN: LazyLock<BTreeMap<String, Known>> = LazyLock::new(|| {
-    let groups: Groups = serde_json::from_str(include_str!("fields.json")).unwrap_or_default();
-    let groups: &'static Groups = Box::leak(Box::new(groups));
+/// All sets.
+static GROUPS: LazyLock<Groups> =
+    LazyLock::new(|| serde_json::from_str(include_str!("fields.json")).unwrap_or_default());
+
+/// The fields of each set, by names such as `Ollama.embed`, from the first request that needs them.
+static KNOWN: LazyLock<BTreeMap<String, OnceLock<Known>>> = LazyLock::new(|| {
     let names = |(group, sets): (&String, &BTreeMap<String, Set>)| -> Vec<String> {
         sets.keys().map(|name| format!("{group}.{name}")).collect()
     };
-    let names = groups.iter().flat_map(names);
-    names
-        .map(|name| (name.clone(), all(groups, [&name])))
-        .collect()
+    let names = GROUPS.iter().flat_map(names);
+    names.map(|name| (name, OnceLock::new())).collect()
 });
 
 /// The fields of a set in `fields.json`.
 pub fn known(set: &str) -> Result<Known> {
-    let found = KNOWN.get(set).copied();
-    found
-        .or((set == ANY).then_some(&[]))
-        .ok_or_else(|| Error::inference(format!("no set `{set}` in `fields.json`")))
+    if set == ANY {
+        return Ok(&[]);
+    }
+    let unknown = || Error::inference(format!("no set `{set}` in `fields.json`"));
+    let (name, fields) = KNOWN.get_key_value(set).ok_or_else(unknown)?;
+    Ok(fields.get_or_init(|| all([name])))
 }
 
 /// Fields that change results of some request, or would.
 static CHANGES_RESULTS: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
-    let names = |fields: &&'static Fields| {
-        let refused = fields.refused.iter().map(|refused| refused.name);
-        fields.read.iter().copied().chain(refused)
+    let names = |set: &'static Set| {
+        words(&set.read)
+            .iter()
+            .copied()
+            .chain(set.refused.keys().map(String::as_str))
     };
-    KNOWN.values().copied().flatten().flat_map(names).collect()
+    GROUPS
+        .values()
+        .flat_map(BTreeMap::values)
+        .flat_map(names)
+        .collect()
 });
 
 /// The field that a query parameter probably means, if it changes results of some request, or would.
@@ -138,20 +146,20 @@ pub fn changes_results(name: &str) -> Option<&'static str> {
 }
 
 /// The fields of these sets, and of those that they use; the last ones are foreign.
-fn all<'a>(groups: &'static Groups, names: impl IntoIterator<Item = &'a String>) -> Known {
+fn all<'a>(names: impl IntoIterator<Item = &'a String>) -> Known {
     let names: Vec<&String> = names.into_iter().collect();
-    let sets = used(groups, &names);
+    let sets = used(&names);
     let mut fields: Vec<&'static Fields> = sets
         .iter()
-        .map(|set| &*Box::leak(Box::new(set.fields(groups))))
+        .map(|set| &*Box::leak(Box::new(set.fields())))
         .collect();
-    let own = || names.iter().filter_map(|name| find(groups, name));
+    let own = || names.iter().filter_map(|name| find(name));
     let foreign: Vec<&String> = own().flat_map(|set| &set.foreign).collect();
     let misplaced = own().flat_map(|set| &set.misplaced).map(|(hint, names)| {
         let names: Vec<&String> = names.iter().collect();
-        (hint.as_str(), used(groups, &names))
+        (hint.as_str(), used(&names))
     });
-    let foreign = foreign_fields(&fields, &used(groups, &foreign), misplaced);
+    let foreign = foreign_fields(&fields, &used(&foreign), misplaced);
     let foreign = Fields {
         foreign: foreign.leak(),
         ..Fields::default()
@@ -160,17 +168,17 @@ fn all<'a>(groups: &'static Groups, names: impl IntoIterator<Item = &'a String>)
     fields.leak()
 }
 
-fn find(groups: &'static Groups, name: &str) -> Option<&'static Set> {
+fn find(name: &str) -> Option<&'static Set> {
     let (group, own) = name.rsplit_once('.')?;
-    groups.get(group)?.get(own)
+    GROUPS.get(group)?.get(own)
 }
 
 /// These sets, and those that they use.
-fn used(groups: &'static Groups, names: &[&String]) -> Vec<&'static Set> {
-    let sets = names.iter().filter_map(|name| find(groups, name));
+fn used(names: &[&String]) -> Vec<&'static Set> {
+    let sets = names.iter().filter_map(|name| find(name));
     let with_used = |set: &'static Set| {
         let names: Vec<&String> = set.uses.iter().collect();
-        iter::once(set).chain(used(groups, &names))
+        iter::once(set).chain(used(&names))
     };
     sets.flat_map(with_used).collect()
 }
@@ -246,9 +254,9 @@ impl Set {
     }
 
     /// Its own fields.
-    fn fields(&'static self, groups: &'static Groups) -> Fields {
+    fn fields(&'static self) -> Fields {
         let inner = self.inner.iter();
-        let inner = inner.map(|(field, sets)| (field.as_str(), all(groups, sets)));
+        let inner = inner.map(|(field, sets)| (field.as_str(), all(sets)));
         Fields {
             read: words(&self.read),
             without_effect: words(&self.without_effect),
