@@ -25,6 +25,7 @@ use crate::{
 use kivu::{
     backend::Engine,
     error::{Error, Result},
+    model::EncoderPipeline,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::embedding::{EmbeddingSettings, pooling::Pooling},
     repository::{TaskSettings, manifest::Precision},
@@ -230,7 +231,12 @@ fn run(
     texts: &Texts,
 ) -> Result<Vec<Vec<f32>>> {
     let model = served::open(parts, folder, engine)?;
-    Ok(served::measure(&model, texts, &())?.values())
+    let mut values = served::measure(&model, texts, &())?.values();
+    // A graph may lack the types of tokens, which tell a pair's texts apart.
+    if let EncoderPipeline::Classification(pipeline) = &model {
+        values.extend(served::pair_scores(pipeline, texts)?);
+    }
+    Ok(values)
 }
 
 #[cfg(test)]

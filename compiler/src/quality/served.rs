@@ -30,8 +30,8 @@ use kivu::{
     pipeline::{
         Input,
         classification::{
-            label_scores::LabelScoresPipeline, label_vectors::LabelEncoder, scores::ScoreFunction,
-            zero_shot::Labels,
+            ClassificationPipeline, label_scores::LabelScoresPipeline, label_vectors::LabelEncoder,
+            scores::ScoreFunction, zero_shot::Labels,
         },
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors,
@@ -174,15 +174,7 @@ async fn answers(encoder: &EncoderPipeline, texts: Vec<String>) -> Result<Vec<Ve
     let deadline = Deadline::within(TIMEOUT);
     let scores: Vec<Vec<f32>> = match encoder {
         EncoderPipeline::Embedding(pipeline) => return vectors(pipeline, texts).await,
-        EncoderPipeline::Classification(pipeline) => {
-            let logits = pipeline.logits(inputs(texts), TRUNCATION, deadline).await?;
-            let function = pipeline.settings().function;
-            logits
-                .rows
-                .iter()
-                .map(|logits| function.apply(logits))
-                .collect()
-        }
+        EncoderPipeline::Classification(pipeline) => scores(pipeline, inputs(texts)).await?,
         EncoderPipeline::Listwise(pipeline) => {
             let scored = pipeline.score(QUERY.to_owned(), texts, TRUNCATION, deadline);
             scored
@@ -221,6 +213,21 @@ async fn answers(encoder: &EncoderPipeline, texts: Vec<String>) -> Result<Vec<Ve
         .into_iter()
         .map(|scores| vec![Answer::Vector(scores)])
         .collect())
+}
+
+/// A classifier's scores for each text with the next one.
+pub fn pair_scores(pipeline: &ClassificationPipeline, texts: &Texts) -> Result<Vec<Vec<f32>>> {
+    let pair = |pair: &[String]| Input::Pair(pair[0].as_str().into(), pair[1].as_str().into());
+    let pairs = texts.texts.windows(2).map(pair).collect();
+    wait(|| scores(pipeline, pairs))
+}
+
+async fn scores(pipeline: &ClassificationPipeline, inputs: Vec<Input>) -> Result<Vec<Vec<f32>>> {
+    let deadline = Deadline::within(TIMEOUT);
+    let logits = pipeline.logits(inputs, TRUNCATION, deadline).await?;
+    let function = pipeline.settings().function;
+    let rows = logits.rows.iter();
+    Ok(rows.map(|logits| function.apply(logits)).collect())
 }
 
 async fn vectors(pipeline: &EmbeddingPipeline, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {

@@ -6,6 +6,7 @@ use kivu::{
     backend::Engine,
     config::EngineChoice,
     error::Error,
+    onnx_proto::{NodeProto, TensorProto, data_type},
     pipeline::Task,
     repository::{
         Bundle, Meter,
@@ -410,15 +411,45 @@ fn an_export_of_a_known_encoder_is_quantized_for_the_native_engine() {
         .unwrap()
         .f = 0.5;
     fs::write(&path, model.encode_to_vec()).unwrap();
-    for source in [changed, fixtures().join("exports/tiny-bert-st")] {
-        let manifest = built(&source, Task::FeatureExtraction, int8, auto).unwrap();
+    let pooled = fixtures().join("exports/tiny-bert-st");
+    let untyped = folder.path().join("untyped");
+    copy(&fixtures().join("exports/tiny-bert-rank"), &untyped);
+    remove_types(&untyped.join("model.onnx"));
+    for (source, task) in [
+        (changed, Task::FeatureExtraction),
+        (pooled, Task::FeatureExtraction),
+        (untyped, Task::TextRanking),
+    ] {
+        let manifest = built(&source, task, int8, auto).unwrap();
         assert_eq!(manifest.engine, Engine::Onnx, "{}", source.display());
-        let refusal = built(&source, Task::FeatureExtraction, blocks, auto).unwrap_err();
+        let refusal = built(&source, task, blocks, auto).unwrap_err();
         assert!(
             refusal.to_string().contains("but found `int8-blocks`"),
             "{refusal}"
         );
     }
+}
+
+/// Gives all tokens of an export the type 0, as in a graph that was exported without `token_type_ids`.
+fn remove_types(path: &Path) {
+    const TYPES: &str = "token_type_ids";
+    let mut model = onnx::read(path).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    graph.input.retain(|input| input.name != TYPES);
+    graph.initializer.push(TensorProto {
+        name: "no".into(),
+        data_type: data_type::INT64,
+        raw_data: vec![0; 8].into(),
+        ..TensorProto::default()
+    });
+    let zeros = NodeProto {
+        op_type: "Mul".into(),
+        input: vec!["input_ids".into(), "no".into()],
+        output: vec![TYPES.into()],
+        ..NodeProto::default()
+    };
+    graph.node.insert(0, zeros);
+    fs::write(path, model.encode_to_vec()).unwrap();
 }
 
 /// In any form of 8 bits.
