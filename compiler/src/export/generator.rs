@@ -21,7 +21,7 @@ use crate::{
 use kivu::{
     error::{Error, Result, quoted},
     onnx_proto::{GraphProto, ModelProto},
-    repository::bundle::{hex, sha256_of},
+    repository::bundle::hex,
 };
 
 /// Export files.
@@ -59,13 +59,13 @@ pub fn is_in(folder: &Path) -> bool {
 pub fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
     let plan = build.plan;
     let inner = inner(&plan.folder);
-    let paths = [ENCODER, MERGED, FIRST, LATER].map(|name| inner.join(name));
-    let hashes = paths
-        .iter()
-        .filter(|path| path.is_file())
-        .map(|path| sha256_of(path));
-    let sha256 = hex(&Sha256::digest(hashes.collect::<Result<String>>()?));
     let Seq2Seq { encoder, decoder } = read(&plan.folder)?;
+    let names: &[&str] = match inner.join(MERGED).is_file() {
+        true => &[ENCODER, MERGED],
+        false => &[ENCODER, FIRST, LATER],
+    };
+    let hashes = names.iter().map(|name| onnx::sha256(&inner.join(name)));
+    let sha256 = hex(&Sha256::digest(hashes.collect::<Result<String>>()?));
     let is_quantized = is_quantized(&encoder) && is_quantized(&decoder);
     check_precision(plan.precision, [is_quantized, false], &inner)?;
     let graphs = move |precision, _: LayerForms<'_>| {

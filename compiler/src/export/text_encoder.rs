@@ -28,7 +28,7 @@ use kivu::{
     pipeline::{
         embedding::EmbeddingSettings, entities::token_classification::TokenClassificationSettings,
     },
-    repository::{TaskSettings, bundle::sha256_of, manifest::Precision},
+    repository::{TaskSettings, manifest::Precision},
     tokenizer::Tokenizer,
 };
 
@@ -104,7 +104,7 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
         settings,
         generates: &[],
         architecture: encoder_limits.architecture,
-        sha256: sha256_of(&path)?,
+        sha256: onnx::sha256(&path)?,
         tokenizer,
         files: Vec::new(),
         unused_heads: Vec::new(),

@@ -1,7 +1,7 @@
 //! ONNX files: one per graph, with large weights in a shared file that the runtime maps.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs,
     io::{BufWriter, Write},
     path::Path,
@@ -10,10 +10,12 @@ use std::{
 use bytes::Bytes;
 use prost::Message;
 
-use crate::files::io as files;
+use crate::files::{io as files, weights::combined_sha256};
 use kivu::{
+    backend::external_files::entry,
     error::{Error, Result},
     onnx_proto::{EXTERNAL, ModelProto, StringStringEntryProto, TensorProto},
+    repository::bundle::sha256_of,
 };
 
 /// File name for large weights.
@@ -106,11 +108,8 @@ impl WeightsFile {
 
 /// Reads the ONNX file at `path` with all its weights, including weights in other files in its folder.
 pub fn read(path: &Path) -> Result<ModelProto> {
-    let bytes = Bytes::from(files::read_weights(path)?);
-    let mut model = ModelProto::decode(bytes.clone()).map_err(|error| {
-        Error::model_because(files::is_not(path, "an ONNX file", &bytes), error)
-    })?;
-    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut model = decode(path)?;
+    let folder = folder(path);
     let Some(graph) = model.graph.as_mut() else {
         return Err(Error::model(format!(
             "expected a graph in `{}`, but found none",
@@ -128,20 +127,40 @@ pub fn read(path: &Path) -> Result<ModelProto> {
     Ok(model)
 }
 
+/// The SHA-256 of the ONNX file at `path`, with those of the files that have its weights.
+pub fn sha256(path: &Path) -> Result<String> {
+    let graph = decode(path)?.graph.unwrap_or_default();
+    let tensors = graph.initializer.iter();
+    let files: BTreeSet<&str> = tensors
+        .filter(|tensor| tensor.data_location == EXTERNAL)
+        .filter_map(|tensor| entry(tensor, "location"))
+        .collect();
+    let hashes: Vec<String> = files
+        .into_iter()
+        .map(|file| sha256_of(&folder(path).join(file)))
+        .collect::<Result<_>>()?;
+    let hashes = hashes.iter().map(String::as_str);
+    Ok(combined_sha256(&sha256_of(path)?, hashes))
+}
+
+fn decode(path: &Path) -> Result<ModelProto> {
+    let bytes = Bytes::from(files::read_weights(path)?);
+    ModelProto::decode(bytes.clone())
+        .map_err(|error| Error::model_because(files::is_not(path, "an ONNX file", &bytes), error))
+}
+
+/// The folder with an ONNX file's weights.
+fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
+}
+
 /// Moves `tensor`'s data from its file into the message. `loaded` caches files by name.
 fn move_in(
     tensor: &mut TensorProto,
     folder: &Path,
     loaded: &mut HashMap<String, Bytes>,
 ) -> Result<()> {
-    let entry = |key: &str| {
-        tensor
-            .external_data
-            .iter()
-            .find(|entry| entry.key == key)
-            .map(|entry| entry.value.as_str())
-    };
-    let location = entry("location").unwrap_or_default();
+    let location = entry(tensor, "location").unwrap_or_default();
     if location.is_empty() || location.contains(['/', '\\']) || location == ".." {
         return Err(Error::model(format!(
             "expected the weights of `{}` in the folder of the graph, but found `{location}`",
@@ -155,8 +174,9 @@ fn move_in(
         );
     }
     let bytes = &loaded[location];
-    let number =
-        |key, otherwise| entry(key).map_or(Some(otherwise), |value| value.parse::<usize>().ok());
+    let number = |key, otherwise| {
+        entry(tensor, key).map_or(Some(otherwise), |value| value.parse::<usize>().ok())
+    };
     let part = number("offset", 0).and_then(|offset| {
         let end = offset.checked_add(number("length", bytes.len().checked_sub(offset)?)?)?;
         (end <= bytes.len()).then(|| bytes.slice(offset..end))
@@ -171,4 +191,28 @@ fn move_in(
     tensor.data_location = 0;
     tensor.external_data.clear();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_of_a_graph_depends_on_its_weights_in_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        let tensor = TensorProto {
+            raw_data: vec![7; EXTERNAL_BYTES].into(),
+            ..TensorProto::default()
+        };
+        let mut model = ModelProto::default();
+        model.graph.get_or_insert_default().initializer = vec![tensor];
+        files::write(&path, &model.encode_to_vec()).unwrap();
+        assert_eq!(sha256(&path).unwrap(), sha256_of(&path).unwrap());
+        write(model, folder.path(), "model.onnx").unwrap();
+        let (graph, before) = (sha256_of(&path).unwrap(), sha256(&path).unwrap());
+        files::write(&folder.path().join(WEIGHTS), &[8; EXTERNAL_BYTES]).unwrap();
+        assert_eq!(sha256_of(&path).unwrap(), graph);
+        assert_ne!(sha256(&path).unwrap(), before);
+    }
 }

@@ -7,7 +7,7 @@ pub(crate) mod layers;
 
 pub use self::graph::{float_tensor, int8_tensor};
 pub use self::{
-    file::{WEIGHTS, read, write, write_all},
+    file::{WEIGHTS, read, sha256, write, write_all},
     graph::{GraphBuilder, Value, any, fixed, float, integer, integers, string},
 };
 pub use kivu::onnx_proto as proto;
