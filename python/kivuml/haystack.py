@@ -52,7 +52,7 @@ class KivuTextEmbedder(_Embedder):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        return {"embedding": self._encode(text, "query")}
+        return {"embedding": self._encode([text], "query")[0]}
 
 
 @component

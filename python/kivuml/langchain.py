@@ -27,9 +27,12 @@ class KivuEmbeddings(Embeddings):
         self._options = options
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        if isinstance(texts, str):
+            raise TypeError("expected `texts` to be a list of strings, but found `str`; `embed_query` embeds a single text")
         if not texts:
             return []
         return self.model.encode(texts, **with_prompt(self._options, self.model, "document")).tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        return self.model.encode(text, **with_prompt(self._options, self.model, "query")).tolist()
+        # In a list, so that a list of texts is an error.
+        return self.model.encode([text], **with_prompt(self._options, self.model, "query"))[0].tolist()

@@ -37,14 +37,14 @@ class KivuEmbedding(BaseEmbedding):
     def class_name(cls) -> str:
         return "KivuEmbedding"
 
-    def _encode(self, texts: Any, role: Literal["query", "document"]) -> Any:
+    def _encode(self, texts: list[str], role: Literal["query", "document"]) -> Any:
         return self._model.encode(texts, **with_prompt(self._options, self._model, role)).tolist()
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._encode(query, "query")
+        return self._encode([query], "query")[0]
 
     def _get_text_embedding(self, text: str) -> list[float]:
-        return self._encode(text, "document")
+        return self._encode([text], "document")[0]
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
         return self._encode(texts, "document")

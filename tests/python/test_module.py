@@ -623,6 +623,11 @@ class Frameworks(unittest.TestCase):
         self.assertEqual([matching.embed_documents(TEXTS[:1]), matching.embed_query(TEXTS[0])], [[expected], expected])
         with self.assertRaisesRegex(errors.InvalidError, "`instruction` is for queries"):
             KivuEmbeddings(model("prompts"), instruction="Find ships").embed_documents(TEXTS)
+        # Vectors of another depth would be stored.
+        with self.assertRaisesRegex(TypeError, "list of strings, but found `str`"):
+            embeddings.embed_documents(TEXTS[0])
+        with self.assertRaisesRegex(TypeError, "a string, but found `list`"):
+            embeddings.embed_query(TEXTS[:1])
 
     def test_llama_index(self):
         from kivuml.llama_index import KivuEmbedding
@@ -633,6 +638,8 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(asyncio.run(embedding.aget_query_embedding(TEXTS[0])), self.query)
         nodes = embedding([TextNode(text=text) for text in TEXTS[:2]])
         self.assertEqual(len(nodes[0].embedding), len(self.query))
+        with self.assertRaisesRegex(TypeError, "a string, but found `list`"):
+            embedding.get_text_embedding(TEXTS[:1])
 
     def test_haystack(self):
         from haystack import Document, Pipeline
@@ -646,6 +653,8 @@ class Frameworks(unittest.TestCase):
         found = embedder.run([Document(content=text) for text in TEXTS])["documents"]
         self.assertEqual([document.embedding for document in found], self.documents)
         self.assertEqual(embedder.run([]), {"documents": []})
+        with self.assertRaisesRegex(TypeError, "a string, but found `list`"):
+            KivuTextEmbedder(str(BUNDLES / "prompts")).run(TEXTS[:1])
 
     def test_sentence_transformers(self):
         from kivuml.sentence_transformers import SentenceTransformer
