@@ -36,6 +36,8 @@ MIN_UNRESERVED = 100
 CONCURRENCY = ("lambda", "L-B99A9384")
 # The alias of the function that requests use.
 ALIAS = "live"
+# Tag of a function with the versions that requests got, separated by spaces, and how many of them.
+SERVED, MAX_SERVED = "kivu-served", 30
 # Header of the proxy's secret, which CloudFront sends.
 PROXY_HEADER = "x-kivu-proxy-secret"
 # The staging label of a secret's version before it is the current one.
@@ -215,14 +217,18 @@ def loaded(made, archive):
 
 
 def served(options):
-    """Checks that aliases refer to the deployed configuration, since requests get their versions. Deletes old snapshots."""
+    """Checks that aliases refer to the deployed configuration, since requests get their versions, and records these. Deletes
+    old snapshots.
+    """
     functions, stale = boto3.client("lambda"), []
     for alias in resources(options.stack, "AWS::Lambda::Alias"):
-        delete_old_snapshots(functions, alias)
         name = alias.removesuffix(f":{ALIAS}")
+        delete_old_snapshots(functions, name)
         latest, version = (functions.get_function_configuration(FunctionName=each) for each in (name, alias))
         differing = [field for field in CONFIGURATION if latest.get(field) != version.get(field)]
-        if differing:
+        if not differing:
+            record(functions, name, int(version["Version"]))
+        else:
             name = name.rpartition(":")[2]
             stale.append(
                 f"error: expected requests to get the deployed {name}, but found version {version['Version']} with another "
@@ -233,18 +239,37 @@ def served(options):
         sys.exit("\n".join(stale))
 
 
-def delete_old_snapshots(functions, alias):
+def recorded(functions, arn):
+    """The versions of a function that requests got, in order; those of other programs' releases are missing."""
+    return [int(number) for number in functions.list_tags(Resource=arn)["Tags"].get(SERVED, "").split()]
+
+
+def record(functions, arn, served, left=None):
+    """Records a version that requests get, and forgets one that they left."""
+    numbers = sorted({*recorded(functions, arn), served} - {left})
+    functions.tag_resource(Resource=arn, Tags={SERVED: " ".join(map(str, numbers[-MAX_SERVED:]))})
+
+
+def previous(functions, arn, current):
+    """The newest version before a version, without those that a release or `rollback` has returned from; none if there is none."""
+    known = recorded(functions, arn)
+    is_left = lambda number: number not in known and any(each < number for each in known) and any(each > number for each in known)
+    numbers = (int(version["Version"]) for version in versions_of(functions, arn))
+    return max((number for number in numbers if number < current and not is_left(number)), default=None)
+
+
+def delete_old_snapshots(functions, name):
     """Deletes versions with snapshots, which cost until then, except for those in use and the one for `rollback`."""
-    name = alias.removesuffix(f":{ALIAS}")
     versions = [version for version in versions_of(functions, name) if version.get("SnapStart", {}).get("ApplyOn") == "PublishedVersions"]
     if not versions:
         return
     served = functions.get_alias(FunctionName=name, Name=ALIAS)
     used = {served["FunctionVersion"], *(served.get("RoutingConfig") or {}).get("AdditionalVersionWeights", {})}
-    numbers = sorted(int(version["Version"]) for version in versions)
-    earlier = [number for number in numbers if number < min(map(int, used))]
-    for number in earlier[:-1]:
-        functions.delete_function(FunctionName=name, Qualifier=str(number))
+    oldest = min(map(int, used))
+    kept = previous(functions, name, oldest)
+    for number in sorted(int(version["Version"]) for version in versions):
+        if number < oldest and number != kept:
+            functions.delete_function(FunctionName=name, Qualifier=str(number))
 
 
 def versions_of(functions, name):
@@ -382,18 +407,20 @@ def rotate(options):
 
 
 def rollback(options):
-    """Points the alias of the function to the version before the current one."""
+    """Points the alias of the function to the version before the current one that requests got."""
     functions, name = boto3.client("lambda"), outputs(options.stack)["Function"]
     alias = functions.get_alias(FunctionName=name, Name=ALIAS)
     if (alias.get("RoutingConfig") or {}).get("AdditionalVersionWeights"):
         sys.exit("error: expected no release in progress, but found one; `aws deploy stop-deployment` rolls it back")
     current = int(alias["FunctionVersion"])
-    earlier = [number for version in versions_of(functions, name) if (number := int(version["Version"])) < current]
+    arn = alias["AliasArn"].removesuffix(f":{ALIAS}")
+    earlier = previous(functions, arn, current)
     if not earlier:
         sys.exit(f"error: expected a version before {current}, but found none")
     # Fails if a release has begun since the alias was read.
-    functions.update_alias(FunctionName=name, Name=ALIAS, FunctionVersion=str(max(earlier)), RevisionId=alias["RevisionId"])
-    print(f"{name} is at version {max(earlier)}, after {current}; the next `make deploy` with a change publishes another one")
+    functions.update_alias(FunctionName=name, Name=ALIAS, FunctionVersion=str(earlier), RevisionId=alias["RevisionId"])
+    record(functions, arn, earlier, left=current)
+    print(f"{name} is at version {earlier}, after {current}; the next `make deploy` with a change publishes another one")
 
 
 def redrive(options):

@@ -23,6 +23,7 @@ OUTPUTS = {
     "ProxySecret": "secret", "Distribution": "E1", "Function": "kivu-api", "Uploads": "uploads", "DeadLetters": "dead",
     "LargeFiles": "machine", "ModelBucket": "models", "Keys": "keys",
 }
+FUNCTION = "arn:aws:lambda:eu-west-1:0:function:kivu-api"
 DIGEST = "sha256:" + "0" * 64
 
 
@@ -34,7 +35,7 @@ class Aws:
         self.versions, self.current, self.header, self.weights, self.fails = [secret], 0, header, weights, fails
         # Texts that other operators write, each while a command changes the secret.
         self.others = []
-        self.revision = 0
+        self.revision, self.tags = 0, {}
         self.uploaded, self.resumed, self.deleted, self.has_repository = [], [], [], True
 
     def describe_stacks(self, **_):
@@ -82,7 +83,13 @@ class Aws:
 
     def get_alias(self, **_):
         weights = {"AdditionalVersionWeights": self.weights} if self.weights else None
-        return {"FunctionVersion": "3", "RevisionId": str(self.revision), "RoutingConfig": weights}
+        return {"AliasArn": f"{FUNCTION}:live", "FunctionVersion": "3", "RevisionId": str(self.revision), "RoutingConfig": weights}
+
+    def list_tags(self, Resource):
+        return {"Tags": self.tags} if Resource == FUNCTION else None
+
+    def tag_resource(self, Resource, Tags):
+        self.tags |= Tags
 
     def get_paginator(self, name):
         page = {
@@ -168,7 +175,7 @@ class Functions(Aws):
         if name == "list_versions_by_function":
             versions = [{"Version": version, "SnapStart": {"ApplyOn": self.snapshots}} for version in ("$LATEST", "1", "2", "3", "4", "10")]
             return SimpleNamespace(paginate=lambda **_: [{"Versions": versions}])
-        alias = {"ResourceType": "AWS::Lambda::Alias", "PhysicalResourceId": "arn:aws:lambda:eu-west-1:0:function:kivu-api:live"}
+        alias = {"ResourceType": "AWS::Lambda::Alias", "PhysicalResourceId": f"{FUNCTION}:live"}
         return SimpleNamespace(paginate=lambda **_: [{"StackResourceSummaries": [alias]}])
 
     def get_function_configuration(self, FunctionName):
@@ -262,6 +269,22 @@ def snapshots():
         expect(f"deleted versions, with {kind} and {weights}", expected, [each.rpartition(":")[2] for each in aws.deleted])
 
 
+def versions():
+    """A rollback does not return to a version that a release or an earlier rollback has left."""
+    for served, expected, then in (("", "2", "2"), ("1 3", "1", "1"), ("1 2 3", "2", "1 2"), ("3", "2", "2"), ("1", "2", "1 2")):
+        aws = Functions(None)
+        aws.tags = {"kivu-served": served}
+        run("rollback", aws)
+        expect(f"the version after {served!r}, and the record", (expected, then), (aws.version, aws.tags["kivu-served"]))
+    aws = Functions(None, "PublishedVersions")
+    aws.tags = {"kivu-served": "1"}
+    run("served", aws)
+    expect("the version before one that was left, and the record", (["1"], "1 3"), ([each.rpartition(":")[2] for each in aws.deleted], aws.tags["kivu-served"]))
+    aws.deleted = []
+    run("served", aws)
+    expect("snapshots that are deleted then", ["2"], [each.rpartition(":")[2] for each in aws.deleted])
+
+
 def starts():
     """Lambda's reports, in the form of its documentation, become a table."""
     results = []
@@ -292,6 +315,7 @@ def main():
     settings()
     memory()
     snapshots()
+    versions()
     starts()
     for stale, expected in ((None, ""), ("MemorySize", "found version 3 with another MemorySize")):
         found = run("served", Functions(stale))
