@@ -57,12 +57,14 @@ main() {
   tar -xzf "$temporary/$name.tar.gz" -C "$temporary" || fail "cannot unpack $name.tar.gz; nothing was installed"
   "$temporary/$name/kivu" --version >/dev/null || fail "the program does not run on this machine; nothing was installed"
 
+  # From here on, an interruption would remove the program that was installed before.
+  trap '' HUP INT TERM
   if [ -e "$prefix/lib/$name" ]; then
-    mv "$prefix/lib/$name" "$temporary/old"
+    mv -T "$prefix/lib/$name" "$temporary/old"
   fi
-  mv "$temporary/$name" "$prefix/lib/$name"
+  mv -T "$temporary/$name" "$prefix/lib/$name"
   ln -s "$prefix/lib/$name/kivu" "$temporary/kivu"
-  mv -f "$temporary/kivu" "$prefix/bin/kivu"
+  mv -fT "$temporary/kivu" "$prefix/bin/kivu"
   echo "installed Kivu $version as $prefix/bin/kivu"
   case :$PATH: in
     *:"$prefix/bin":*) ;;

@@ -142,6 +142,14 @@ class InstallerTest(unittest.TestCase):
         self.assertEqual(self.run_installed(), "a newer one\n")
         self.assertEqual([path.name for path in (self.home / ".local/lib").iterdir()], [self.name])
 
+    def test_an_interruption_leaves_a_program(self):
+        self.assertEqual(self.install().returncode, 0)
+        # The signal arrives while one of the moves runs.
+        interrupted = {"mv": f'kill -TERM $PPID; exec {shutil.which("mv")} "$@"'}
+        self.install(self.commands(interrupted.items()))
+        self.assertEqual(self.run_installed(), "kivu of a test\n")
+        self.assertEqual([path.name for path in (self.home / ".local/lib").iterdir()], [self.name])
+
     def test_a_prefix_may_be_relative_and_have_spaces(self):
         done = self.install(KIVU_INSTALL_PREFIX="home/a place")
         self.assertEqual(done.returncode, 0, done.stderr)
