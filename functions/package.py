@@ -70,7 +70,10 @@ def main():
         files |= library_files(arguments.library, bootstrap)
     for bundle in arguments.bundle:
         for file in sorted(bundle.iterdir()):
-            files[f"models/{bundle.name}/{file.name}"] = file
+            name = f"models/{bundle.name}/{file.name}"
+            if name in files:
+                sys.exit(f"expected bundles with different names, but found {files[name].parent} and {bundle}; rename one of the folders")
+            files[name] = file
     unpacked = sum(file.stat().st_size for file in files.values())
     if unpacked > MAX_UNPACKED and not arguments.image:
         sys.exit(f"expected at most {MAX_UNPACKED} bytes unpacked, but found {unpacked}; pack fewer models, or deploy an image: PARAMETERS=\"Package=image\"")

@@ -57,6 +57,16 @@ def main():
             _, names = archive(pathlib.Path(folder), list, 1_000_000_000, manifest, options)
         if ("lib/libonnxruntime.so.1" in names) != expected:
             sys.exit(f"expected ONNX Runtime: {expected}, with {manifest} and {options}, but found {names}")
+    with tempfile.TemporaryDirectory() as folder:
+        other = pathlib.Path(folder, "other/tiny")
+        other.mkdir(parents=True)
+        (other / "manifest.toml").write_bytes(b"")
+        try:
+            archive(pathlib.Path(folder), list, 1_000_000_000, options=["--bundle", str(other)])
+            sys.exit("expected an error for two bundles with one name, but found an archive")
+        except SystemExit as error:
+            if "expected bundles with different names" not in str(error):
+                raise
 
 
 if __name__ == "__main__":
