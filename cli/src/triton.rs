@@ -1,6 +1,6 @@
 //! `kivu triton`: bundles as Triton models.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -14,13 +14,13 @@ use crate::examples::examples;
 use kivu::{
     backend::Engine,
     config::{Config, EngineChoice},
-    error::Result,
+    error::{Error, Result},
     repository::{
         Bundle,
-        triton::{Options, Runner, write},
+        triton::{Options, Runner, require_new, write},
     },
 };
-use kivu_compiler::library::model_library;
+use kivu_compiler::{Scratch, library::model_library};
 
 /// Write a bundle into a Triton model repository
 ///
@@ -81,9 +81,18 @@ fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         tensorrt: arguments.tensorrt,
         text: arguments.text,
     };
-    for name in write(&bundle, &arguments.out, &options)? {
-        print(&format!("wrote {}", arguments.out.join(name).display()))?;
+    // Triton may watch the repository: it finds complete models, and none after an error.
+    let scratch = Scratch::new_in(&arguments.out)?;
+    let names = write(&bundle, scratch.path(), &options)?;
+    let places = names.iter().map(|name| arguments.out.join(name));
+    let places: Vec<PathBuf> = places.collect();
+    places.iter().try_for_each(|place| require_new(place))?;
+    for (name, place) in names.iter().zip(&places) {
+        fs::rename(scratch.path().join(name), place)
+            .map_err(Error::cannot("create", place.display()))?;
+        print(&format!("wrote {}", place.display()))?;
     }
+    drop(scratch);
     print(&format!(
         "next  tritonserver --model-repository {}\n      KIVU_FLEET__URLS=http://HOST:8000 kivu serve {}",
         arguments.out.display(),

@@ -51,7 +51,7 @@ pub mod tokenizers;
 use self::{
     files::model_folder::ModelFolder,
     library::hub::Fetched,
-    plan::{Build, scratch::Scratch},
+    plan::Build,
     quality::{PairQuality, cost::Comparison},
 };
 pub use self::{
@@ -62,7 +62,7 @@ pub use self::{
         progress::Progress,
         recipe::{QualityFloor, Recipe, Strategy},
         recipes::{EmbeddedRecipe, RECIPES},
-        scratch::abandon,
+        scratch::{Scratch, abandon},
         task::RequestedTask,
     },
 };

@@ -192,7 +192,13 @@ fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     if let Some(path) = &arguments.json {
         let json = serde_json::to_vec_pretty(&figures)
             .map_err(|error| Error::model_because("cannot serialize the figures", error))?;
-        fs::write(path, json).map_err(Error::cannot("write", path.display()))?;
+        let is_new = !path.exists();
+        fs::write(path, json).map_err(|error| {
+            if is_new {
+                let _ = fs::remove_file(path);
+            }
+            Error::cannot("write", path.display())(error)
+        })?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -48,15 +48,24 @@ pub enum Runner {
     Python,
 }
 
+/// Refuses a model's folder that exists.
+///
+/// # Errors
+/// It exists.
+pub fn require_new(folder: &Path) -> Result<()> {
+    match folder.exists() {
+        true => Err(
+            Error::config(format!("`{}` exists already", folder.display()))
+                .with_hint("remove it, or choose another folder"),
+        ),
+        false => Ok(()),
+    }
+}
+
 /// Creates a model's folder with its configuration, and returns its version folder.
 pub fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
     let folder = repository.join(name);
-    if folder.exists() {
-        return Err(
-            Error::config(format!("`{}` exists already", folder.display()))
-                .with_hint("remove it, or choose another folder"),
-        );
-    }
+    require_new(&folder)?;
     let version = folder.join(VERSION);
     fs::create_dir_all(&version).map_err(Error::cannot("create", version.display()))?;
     put(&folder.join(CONFIG), config)?;

@@ -5,7 +5,7 @@ mod generation_program;
 
 use std::{fmt::Write, path::Path};
 
-pub use self::config::{Options, Runner};
+pub use self::config::{Options, Runner, require_new};
 use self::config::{batching, begin, copy, instances, put, tensors, type_name};
 use super::{Bundle, TaskSettings, bundle::TOKENIZER};
 use kivu_base::{
