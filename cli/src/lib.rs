@@ -15,7 +15,7 @@ mod tasks;
 mod terminal;
 mod triton;
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, io::ErrorKind, path::PathBuf, process::ExitCode};
 
 use clap::{
     CommandFactory, Parser, Subcommand,
@@ -117,12 +117,24 @@ pub fn main(
             maximum: Some(0),
         },
     );
-    let arguments = Arguments::try_parse_from(arguments);
-    let arguments = arguments.unwrap_or_else(|error| without_users(error).exit());
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => return explained(&without_users(error)),
+    };
     execute(arguments, services).unwrap_or_else(|error| {
         terminal::print_error(&error);
         ExitCode::FAILURE
     })
+}
+
+/// Prints what is wrong with the arguments, or the help that they ask for.
+fn explained(error: &clap::Error) -> ExitCode {
+    match error.print() {
+        Err(failure) if !error.use_stderr() && failure.kind() != ErrorKind::BrokenPipe => {
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1)),
+    }
 }
 
 /// An error about arguments that shows addresses without user information.

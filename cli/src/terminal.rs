@@ -20,11 +20,15 @@ use kivu_jobs as batch;
 
 /// Writes a line to standard output. A closed pipe, as after `| head`, is not an error.
 pub fn print(line: &str) -> Result<()> {
+    is_read(line).map(drop)
+}
+
+/// Writes a line to standard output; whether somebody reads it.
+pub fn is_read(line: &str) -> Result<bool> {
     match writeln!(io::stdout(), "{line}") {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::io("cannot write to standard output")(error))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::io("cannot write to standard output")(error)),
     }
 }
 

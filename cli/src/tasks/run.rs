@@ -16,7 +16,7 @@ use crate::{
     examples::examples,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
-    terminal::{print, print_aside},
+    terminal::{is_read, print_aside},
 };
 use kivu::{
     cloud::Cloud,
@@ -84,6 +84,7 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         predictor: TextPredictor::new(&model, &parameters)?,
         json,
         failed: false,
+        is_read: true,
         truncated: 0,
     };
     match reads_lines {
@@ -111,6 +112,8 @@ struct Runs {
     ranks: bool,
     /// Whether a text has an error.
     failed: bool,
+    /// Whether standard output is open.
+    is_read: bool,
     /// Texts that were truncated.
     truncated: u64,
 }
@@ -141,7 +144,7 @@ impl Runs {
                 is_begun = true;
                 lines.push(line);
             }
-            if lines.is_empty() {
+            if lines.is_empty() || !self.is_read {
                 return Ok(());
             }
             self.print(lines)?;
@@ -163,7 +166,7 @@ impl Runs {
         if !self.ranks {
             return predictions
                 .into_iter()
-                .try_for_each(|prediction| print(&self.line(prediction)));
+                .try_for_each(|prediction| self.show(&self.line(prediction)));
         }
         let (mut scores, mut failed) = (Vec::new(), Vec::new());
         for (text, prediction) in ranked.drain(..).zip(predictions) {
@@ -177,9 +180,17 @@ impl Runs {
         // Equal scores stay in the order of the texts.
         scores.sort_by(|(left, _), (right, _)| right.total_cmp(left));
         for (number, (score, text)) in scores.iter().enumerate() {
-            print(&format!("{:>3}  {score:.4}  {text}", number + 1))?;
+            self.show(&format!("{:>3}  {score:.4}  {text}", number + 1))?;
         }
-        failed.iter().try_for_each(|line| print(line))
+        failed.iter().try_for_each(|line| self.show(line))
+    }
+
+    /// Prints a line, unless nobody reads lines any more.
+    fn show(&mut self, line: &str) -> Result<()> {
+        if self.is_read {
+            self.is_read = is_read(line)?;
+        }
+        Ok(())
     }
 
     fn line(&self, prediction: Result<Prediction>) -> String {

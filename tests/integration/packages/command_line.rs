@@ -585,6 +585,17 @@ fn run_prints_the_results_of_batch() {
     assert_eq!(refused.status.code(), Some(2));
     let error = String::from_utf8(refused.stderr).unwrap();
     insta::assert_snapshot!(error.lines().next().unwrap(), @"error: expected a text as item 2 in `--ignore-labels`, but found `a,,b`");
+    // A reader that is gone, as after `| head`, ends the command.
+    let mut endless = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    endless.args(["run", bundle]);
+    endless.env("KIVU_ONNXRUNTIME", library_path().unwrap());
+    let piped = endless.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut process = piped.spawn().unwrap();
+    drop(process.stdout.take());
+    let mut input = process.stdin.take().unwrap();
+    let lines = "a text\n".repeat(256);
+    assert!((0..1000).any(|_| input.write_all(lines.as_bytes()).is_err()));
+    assert!(process.wait().unwrap().success());
     // The model has dense vectors only.
     let Some(embedder) = built("tiny-bert", folder.path()) else {
         return;
@@ -595,6 +606,34 @@ fn run_prints_the_results_of_batch() {
         &["--max-active-dims", "3"],
         "--max-active-dims",
     );
+}
+
+/// A limit of file sizes stands for a full disk.
+#[test]
+fn triton_finds_complete_models_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = built("tiny-bert-sentiment", folder.path()) else {
+        return;
+    };
+    let repository = folder.path().join("repository");
+    let written = |blocks: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' XFSZ; ulimit -f $0; exec \"$@\"", blocks]);
+        shell.args([env!("CARGO_BIN_EXE_kivu"), "triton"]);
+        shell.arg(&bundle).arg("--out").arg(&repository);
+        shell.env("KIVU_ONNXRUNTIME", library_path().unwrap());
+        let output = shell.output().unwrap();
+        let names = fs::read_dir(&repository).unwrap().count();
+        let error = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), names, error)
+    };
+    let (code, names, error) = written("4");
+    assert_eq!((code, names), (Some(1), 0), "{error}");
+    let (code, names, error) = written("unlimited");
+    assert_eq!((code, names), (Some(0), 1), "{error}");
+    let (code, names, error) = written("unlimited");
+    assert_eq!((code, names), (Some(1), 1), "{error}");
+    assert!(error.contains("exists already"), "{error}");
 }
 
 /// A bundle is served as it was built, so that other options would have no effect.
