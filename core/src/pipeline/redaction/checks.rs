@@ -84,9 +84,10 @@ pub fn iban(text: &str) -> bool {
         && remainder_97(rest.chars().chain(compact.chars().take(4))) == 1
 }
 
-/// An IPv4 or IPv6 address, the latter with a decimal digit, since `a::b` is also a path in programs.
+/// An IPv4 address, also with leading zeros, or an IPv6 one with a decimal digit, since `a::b` is also a path in programs.
 pub fn ip(text: &str) -> bool {
-    text.parse::<IpAddr>().is_ok() && text.contains(|c: char| c.is_ascii_digit())
+    text.split('.').all(|part| part.parse::<u8>().is_ok())
+        || text.parse::<IpAddr>().is_ok() && text.contains(|c: char| c.is_ascii_digit())
 }
 
 /// E.164: an assigned country code, and 7 to 15 digits. Numbers without `+` or `00` follow the expression.

@@ -44,12 +44,12 @@ const fn pattern(
 
 /// Letters of scripts with spaces between words, and digits: a name in an address ends where another script begins.
 const EMAIL: &str = r#"(?:"[^"\r\n@]+"|[[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]_][[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]].!#$%&'*+/=?^_`{|}~-]*)@(?:[\p{L}\p{M}\p{N}-]+\.)+[[\p{L}\p{M}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]]{2,}[0-9]*"#;
-/// JSON may have a backslash before each slash.
-const URL: &str = r#"(?:(?i-u:[a-z0-9][a-z0-9+.-]+):(?:\\?/){2}|(?i-u:www)\.)[^\s<>"。、，）」』】]*[^\s<>"。、，）」』】.,;:!?')\]}]"#;
+/// JSON may have a backslash before each slash, and another URL has their numbers.
+const URL: &str = r#"(?:(?i-u:[a-z0-9][a-z0-9+.-]+)(?::(?:\\?/){2}|(?i-u:%3a%2f%2f))|(?i-u:www)\.)[^\s<>"。、，）」』】]*[^\s<>"。、，）」』】.,;:!?')\]}]"#;
 const IP: &str = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}|(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{1,4})?";
-const CARD: &str = r"[2-6][0-9]{3}(?:[ .-]?[0-9]{4}){2}[ .-]?[0-9]{1,4}(?:[ .-]?[0-9]{1,3})?|3[0-9]{3}[ .-][0-9]{6}[ .-][0-9]{4,5}";
+const CARD: &str = r"[2-6][0-9]{3}(?:[ ./_-]?[0-9]{4}){2}[ ./_-]?[0-9]{1,4}(?:[ ./_-]?[0-9]{1,3})?|3[0-9]{3}[ ./_-][0-9]{6}[ ./_-][0-9]{4,5}";
 /// A space behind the country needs capitals, since `in 2024` would be tried in every text.
-const IBAN: &str = r"(?i-u)(?:[A-Z]{2}|(?-i:[A-Z]{2})[ .-])[0-9]{2}(?:[ .-]?[A-Z0-9]){11,29}";
+const IBAN: &str = r"(?i-u)(?:[A-Z]{2}|(?-i:[A-Z]{2})[ .-])[0-9]{2}(?:[ ./_-]?[A-Z0-9]){11,29}";
 const PHONE: &str = r"(?i-u)(?:(?:\+|00)[1-9][0-9]{0,2}(?:[ .()/-]{0,2}[0-9]){6,13}|(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[ .-])[2-9][0-9]{2}[ .-][0-9]{4})(?:,? ?(?:x|ext\.?|extension) ?[0-9]{1,6})?";
 const DATE: &str = r"(?i-u)[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}|[0-9]{1,2}(?:st|nd|rd|th)?(?:[-/. ]|\. | of )(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}(?:[-/]|\.?,? )[0-9]{4}|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}(?:[-/]|\.? )[0-9]{1,2}(?:st|nd|rd|th)?(?:[-/]|,? )[0-9]{4}";
 const IT_FISCAL_CODE: &str =
@@ -271,6 +271,7 @@ impl Pattern {
         let (before, candidate) = (&text[..range.start], &text[range.clone()]);
         if self.continues(before.chars().rev(), candidate, candidate.chars().next())
             && !plain.is_divided(range.start)
+            && !ends_in_escape(before)
         {
             return None;
         }
@@ -304,6 +305,21 @@ impl Pattern {
         continues(next.clone(), found, edge)
             && !(BESIDE_WORDS.contains(&self.name) && is_word(next))
     }
+}
+
+/// Whether a text ends in a character that is no letter or digit, as URLs or mails write it: `%22`, `%2522` or `=3D`.
+fn ends_in_escape(text: &str) -> bool {
+    let place = text.len().saturating_sub(2);
+    let Some((rest, digits)) = text.split_at_checked(place) else {
+        return false;
+    };
+    let is_number = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let code = u8::from_str_radix(digits, 16).unwrap_or(b'0');
+    // `id=20` is hardly a mail's space.
+    let is_of_mail = || rest.ends_with('=') && !digits.bytes().all(|digit| digit.is_ascii_digit());
+    is_number
+        && !code.is_ascii_alphanumeric()
+        && (rest.trim_end_matches("25").ends_with('%') || is_of_mail())
 }
 
 /// Whether characters begin with a word of letters only.

@@ -169,6 +169,21 @@ fn words_of_letters_and_digits_are_no_numbers() {
         taken(DIGITS, 16, "SKU7X"),
     ];
     assert_eq!(found, [0, 0, 0, 0, 0, 57, 0]);
+    // Four groups of four with a separator. Lists have commas, so groups between them are no number.
+    let mut taken = |letters: &str, separator: &str| {
+        let mut groups = || {
+            (0..4)
+                .map(|_| any(letters, 4, &mut random))
+                .collect::<Vec<_>>()
+        };
+        let texts = (0..1000).map(|_| groups().join(separator));
+        texts
+            .filter(|text| !patterns.matches(text).is_empty())
+            .count()
+    };
+    let found = ["-", "/", "_", ","]
+        .map(|separator| [DIGITS, hex, &base36].map(|letters| taken(letters, separator)));
+    assert_eq!(found, [[60, 0, 0], [41, 0, 0], [46, 0, 0], [0; 3]]);
 }
 
 /// Web pages and word processors write spaces and hyphens that do not break, and keyboards the digits of a script.
@@ -244,6 +259,35 @@ fn escapes_hide_nothing() {
         ),
     ] {
         assert_eq!(found(&[name], text), expected, "{text}");
+    }
+}
+
+/// URLs and mails also write what is beside a number as its code.
+#[test]
+fn escapes_are_no_part_of_a_number() {
+    let token = format!("ghp_{}", "a1".repeat(18));
+    for (name, text) in [
+        ("CREDIT_CARD", "4111111111111111"),
+        ("IBAN_CODE", "DE89370400440532013000"),
+        ("IP_ADDRESS", "192.168.0.1"),
+        ("US_SSN", "078-05-1120"),
+        ("GITHUB_TOKEN", &token),
+    ] {
+        for (before, after) in [
+            ("%22", "%22"),
+            ("a%3D", "%26b"),
+            ("%2522", "%2522"),
+            ("%E2%80%9C", "%E2%80%9D"),
+            ("a=3D", "=20"),
+        ] {
+            let longer = format!("{before}{text}{after}");
+            assert_eq!(found(&[name], &longer), [text], "{longer}");
+        }
+    }
+    // A letter, and a number.
+    for before in ["%41", "id=20"] {
+        let longer = format!("{before}{token}");
+        assert_eq!(found(&["GITHUB_TOKEN"], &longer), [""; 0]);
     }
 }
 
@@ -357,8 +401,8 @@ fn forms_and_neighbours() {
         ),
         (
             "IP_ADDRESS",
-            "10.0.0.1-10.0.0.25",
-            &["10.0.0.25", "10.0.0.1"],
+            "10.0.0.1-10.0.0.25 010.001.000.255",
+            &["010.001.000.255", "10.0.0.25", "10.0.0.1"],
         ),
         (
             "DATE_TIME",
@@ -399,6 +443,25 @@ fn forms_and_neighbours() {
             "CREDIT_CARD",
             r"Card:\n4111 1111 1111 1111\r\n",
             &["4111 1111 1111 1111"],
+        ),
+        (
+            "CREDIT_CARD",
+            "4111/1111/1111/1111 card_4111_1111_1111_1111_12_25 3782_822463_10005",
+            &[
+                "4111/1111/1111/1111",
+                "4111_1111_1111_1111",
+                "3782_822463_10005",
+            ],
+        ),
+        (
+            "IBAN_CODE",
+            "de89_3704_0044_0532_0130_00.csv DE89/3704/0044/0532/0130/00",
+            &["de89_3704_0044_0532_0130_00", "DE89/3704/0044/0532/0130/00"],
+        ),
+        (
+            "URL",
+            "to=https%3A%2F%2Fme%3Apw%40b.org%2Fx redis%3a%2f%2f:pw@h",
+            &["https%3A%2F%2Fme%3Apw%40b.org%2Fx", "redis%3a%2f%2f:pw@h"],
         ),
         (
             "URL",
