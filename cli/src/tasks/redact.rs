@@ -2,8 +2,9 @@
 
 use std::{
     fs::{self, Permissions},
-    io::{self, Write},
+    io::{self, BufRead, BufReader, Write},
     mem::ManuallyDrop,
+    ops::Range,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -36,7 +37,7 @@ use kivu::{
         redaction::{
             Key, Redaction,
             patterns::Patterns,
-            placeholders::{Mapping, NumberScope, Replacement, Style, restore},
+            placeholders::{Mapping, NumberScope, Replacement, Style, placeholders, restore},
         },
     },
     regular_file,
@@ -195,7 +196,7 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
     let secret = secret.transpose()?;
     let finder = finder(arguments, &mut config, &services.cloud)?;
     let mut count = 0;
-    let mut redactor = redaction.begin()?;
+    let mut redactor = redaction.begin()?.without_limit();
     let mut replaced = |found: TextEntities| {
         count += found.entities().len();
         match found {
@@ -213,10 +214,7 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
         }
         _ => texts
             .iter()
-            .map(|text| {
-                redactor.begin_request();
-                redactor.text(text, &[], Vec::new()).and_then(&mut replaced)
-            })
+            .map(|text| redactor.text(text, &[], Vec::new()).and_then(&mut replaced))
             .collect(),
     })?;
     if let Some(mut secret) = secret {
@@ -342,6 +340,10 @@ fn restore_file(
         ))
         .with_hint("use the key that they were made with, or their mapping"));
     }
+    let elsewhere = match mapping.is_empty() && files.columns.is_empty() {
+        true => file.sealed_placeholders()?.saturating_sub(unknown),
+        false => 0,
+    };
     NewFile::keep([file])?;
     let of = source.map_or_else(String::new, |name| format!(" of `{name}`"));
     print(&format!(
@@ -349,7 +351,11 @@ fn restore_file(
         files.output.display()
     ))?;
     notes.iter().for_each(|note| print_aside(note));
-    if restored == 0 {
+    if elsewhere > 0 {
+        print_aside(&format!(
+            "note: other columns have {elsewhere} placeholders; name all columns with `--columns`"
+        ));
+    } else if restored == 0 {
         print_aside("note: the input has no placeholders");
     } else if matches!(edited, Some(None)) {
         print_aside(
@@ -423,7 +429,8 @@ impl Files {
                 output.partial.as_file_mut(),
                 parquet,
                 replace,
-            )?,
+            )
+            .map_err(without_options)?,
         };
         let missing = found.missing.iter().map(|(name, count)| {
             let (rows, were) = match count {
@@ -438,6 +445,17 @@ impl Files {
         }
         output.sync()?;
         Ok((output, notes))
+    }
+}
+
+/// The error without a hint at options of jobs, which these commands lack.
+fn without_options(error: Error) -> Error {
+    let names_option = |hint: &str| hint.contains("`--") && !hint.contains("`--column");
+    match error.hint().is_some_and(|hint| names_option(&hint)) {
+        true => Error::invalid(error.problem()).with_hint(
+            "name the file by its format, such as `a.txt`, or write its rows as JSON Lines",
+        ),
+        false => error,
     }
 }
 
@@ -511,13 +529,31 @@ impl NewFile {
         synced.map_err(Error::cannot("write", self.path.display()))
     }
 
-    /// Gives files their names, unless others have got them since.
+    /// The number of placeholders in the file that are encrypted originals.
+    fn sealed_placeholders(&self) -> Result<usize> {
+        let failed = || Error::cannot("read", self.path.display());
+        let file = self.partial.reopen().map_err(failed())?;
+        let mut count = 0;
+        for line in BufReader::new(file).split(b'\n') {
+            let line = line.map_err(failed())?;
+            let line = String::from_utf8_lossy(&line);
+            let is_sealed = |place: &Range<usize>| line[place.clone()].contains(':');
+            count += placeholders(&line).filter(is_sealed).count();
+        }
+        Ok(count)
+    }
+
+    /// Gives files their names, unless others have got one of them since.
     fn keep<const COUNT: usize>(files: [Self; COUNT]) -> Result<()> {
         // A signal removes all or none.
         let mut partials = locked(&PARTIALS);
-        for file in files {
-            rename_new(file.partial.path(), &file.path)
-                .map_err(Error::cannot("create", file.path.display()))?;
+        for (count, file) in files.iter().enumerate() {
+            if let Err(error) = rename_new(file.partial.path(), &file.path) {
+                files[..count]
+                    .iter()
+                    .for_each(|kept| drop(fs::remove_file(&kept.path)));
+                return Err(Error::cannot("create", file.path.display())(error));
+            }
             partials.retain(|partial| partial != file.partial.path());
         }
         Ok(())
@@ -526,7 +562,7 @@ impl NewFile {
 
 #[cfg(test)]
 mod tests {
-    use kivu::config::Secret;
+    use kivu::{config::Secret, pipeline::redaction::placeholders::Memory};
     use kivu_jobs::input::compression::Compression;
 
     use super::*;
@@ -654,6 +690,17 @@ mod tests {
     }
 
     #[test]
+    fn placeholders_in_other_columns_are_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = NewFile::create(&folder.path().join("a.csv"), SHARED).unwrap();
+        let sealed = Key::from_hex(&"0f".repeat(32)).map(Replacement::Encrypt);
+        let sealed = Memory::default().placeholder(&sealed.unwrap(), "PER", "Ann");
+        let row = format!("text,note\n[PER_1],{}\n", sealed.unwrap());
+        file.write(row.repeat(3).as_bytes()).unwrap();
+        assert_eq!(file.sealed_placeholders().unwrap(), 3);
+    }
+
+    #[test]
     fn standard_output_is_no_new_file() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.txt"), "a@b.org").unwrap();
@@ -675,6 +722,36 @@ mod tests {
         run(&given, &Config::default()).unwrap();
         let text = fs::read_to_string(at("b.txt")).unwrap();
         assert_eq!(text, "Call [EMAIL_ADDRESS]\r\nor [EMAIL_ADDRESS].");
+    }
+
+    /// Responses have a limit of matches, and jobs options for CSV.
+    #[test]
+    fn files_are_no_requests_and_no_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a.txt"), "a@b.org\n".repeat(100_001)).unwrap();
+        let mut given = arguments(folder.path(), "a.txt", "b.txt", Style::Label);
+        given.patterns = vec!["EMAIL_ADDRESS".into()];
+        run(&given, &Config::default()).unwrap();
+        let text = fs::read_to_string(at("b.txt")).unwrap();
+        assert_eq!(text, "[EMAIL_ADDRESS]\n".repeat(100_001));
+        for (table, problem) in [
+            (
+                "id\ttext\n1\t\"a@b.org\tx\ny\"\n",
+                "the row that begins in line 2 has a field with tabs and a line end within quotes, which may be part of several rows' texts instead",
+            ),
+            (
+                "id\ttext\n1\t\"a@b.org\" x\n",
+                "in row 1: expected tabs or the row's end after the quote that closes field 2, but found more text",
+            ),
+        ] {
+            fs::write(at("a.tsv"), table).unwrap();
+            let given = arguments(folder.path(), "a.tsv", "b.tsv", Style::Label);
+            let error = run(&given, &Config::default()).unwrap_err().to_string();
+            let hint =
+                "name the file by its format, such as `a.txt`, or write its rows as JSON Lines";
+            assert_eq!(error, format!("{problem}; {hint}"));
+        }
     }
 
     #[test]
@@ -727,6 +804,11 @@ mod tests {
             &config,
         );
         assert!(shown(again.unwrap_err()).starts_with("cannot create `[folder]/b.txt`"));
+        let mut twice = arguments(folder.path(), "a.txt", "new", Style::Number);
+        twice.mapping = Some(at("new"));
+        let error = shown(run(&twice, &config).unwrap_err());
+        assert!(error.starts_with("cannot create `[folder]/new`"), "{error}");
+        assert!(!at("new").exists());
         let mut nothing = arguments(folder.path(), "a.txt", "new", Style::Label);
         nothing.patterns = vec![String::new()];
         let error = shown(run(&nothing, &config).unwrap_err());

@@ -125,7 +125,7 @@ impl EntityCount {
             _ => Err(Error::too_large(format!(
                 "expected at most {MAX_ENTITIES} entities in all texts, but found more"
             ))
-            .with_hint("send fewer texts at once")),
+            .with_hint("send fewer or shorter texts")),
         }
     }
 }

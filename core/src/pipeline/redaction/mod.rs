@@ -38,8 +38,8 @@ pub struct Redaction {
 pub struct Redactor<'a> {
     redaction: &'a Redaction,
     memory: Memory,
-    /// Matches of patterns.
-    count: EntityCount,
+    /// Matches of patterns; `None` without a limit.
+    count: Option<EntityCount>,
 }
 
 impl Redaction {
@@ -51,7 +51,7 @@ impl Redaction {
         Ok(Redactor {
             redaction: self,
             memory: Memory::continued(&self.known)?,
-            count: EntityCount::default(),
+            count: Some(EntityCount::default()),
         })
     }
 }
@@ -59,7 +59,16 @@ impl Redaction {
 impl Redactor<'_> {
     /// Begins with another request's texts, whose number of matches is limited by itself.
     pub fn begin_request(&mut self) {
-        self.count = EntityCount::default();
+        self.count = self.count.take().map(|_| EntityCount::default());
+    }
+
+    /// Matches without a limit of their number, as in files, which are in no response.
+    #[must_use]
+    pub fn without_limit(self) -> Self {
+        Self {
+            count: None,
+            ..self
+        }
     }
 
     /// All placeholders so far, with their originals.
@@ -85,7 +94,11 @@ impl Redactor<'_> {
             known,
         } = self.redaction;
         let mut places = Places::default();
-        let matches = self.count.add(patterns.matches(text))?;
+        let matches = patterns.matches(text);
+        let matches = match &self.count {
+            Some(count) => count.add(matches)?,
+            None => matches,
+        };
         let mut first: Vec<&Match> = Vec::new();
         for found in &matches {
             if places.add(text, &found.range, found.name) {
