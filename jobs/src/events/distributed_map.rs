@@ -173,7 +173,7 @@ impl Plan {
             parquet,
             ..Job::new(input, target, model, parameters)
         };
-        let id = job.id(opened.version())?;
+        let id = job.id(opened.version(), format)?;
         Ok(Self {
             url,
             output,

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::parameters::Parameters;
 use crate::sink::SinkSettings;
 use kivu::{
+    config::Limits,
     error::{Error, Result},
     model::{Model, ModelSettings},
 };
@@ -26,6 +27,9 @@ pub struct Identity {
     /// The sink, and what it gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     sink: Option<String>,
+    /// Limits of rows that are requests: texts, bytes of a body, and values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<[usize; 3]>,
 }
 
 impl Identity {
@@ -52,6 +56,16 @@ impl Identity {
                 ..parameters.clone()
             },
             sink: sink.map(SinkSettings::to_string),
+            limits: None,
+        }
+    }
+
+    /// The identity of a job whose rows are requests with these limits.
+    pub fn with_limits(self, limits: &Limits) -> Self {
+        let limits = [limits.texts, limits.body_bytes, limits.values];
+        Self {
+            limits: Some(limits),
+            ..self
         }
     }
 
@@ -91,6 +105,7 @@ mod tests {
             },
             parameters: Parameters::default(),
             sink: Some("s3vectors://bucket/index".into()),
+            limits: Some([1, 2, 3]),
         }
     }
 

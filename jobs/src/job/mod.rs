@@ -228,7 +228,7 @@ impl Job {
         };
         let version = opened.input.version();
         let is_resumable = version.is_some();
-        let id = self.id(version)?;
+        let id = self.id(version, opened.format.0)?;
         let checkpoint = match destination {
             Destination::Stream(stream) => {
                 let Opened {
@@ -697,9 +697,14 @@ impl Job {
         report_file::write(&self.output, report, self.existing)
     }
 
-    /// Identifies the job, whose input has this version; `None` for a stream.
-    pub fn id(&self, version: Option<String>) -> Result<String> {
-        Identity::new(version, &self.model, &self.parameters, self.sink.as_ref()).digest()
+    /// Identifies the job, whose input has this format and version; `None` for a stream.
+    pub fn id(&self, version: Option<String>, format: Format) -> Result<String> {
+        let identity = Identity::new(version, &self.model, &self.parameters, self.sink.as_ref());
+        match &self.requests {
+            Some(requests) if format == Format::OpenAi => identity.with_limits(&requests.limits),
+            _ => identity,
+        }
+        .digest()
     }
 }
 
