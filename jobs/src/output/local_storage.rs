@@ -99,7 +99,11 @@ pub fn claim(
             bytes,
         }) = output.read_checkpoint()?
         else {
-            output.refuse_leftovers()?;
+            match output.refuse_leftovers() {
+                // Another process has just begun the job.
+                Err(_) if output.read_checkpoint()?.is_some() => continue,
+                checked => checked?,
+            }
             match output.create(&output.checkpoint, &encode(&begin(replaces.clone()), &[])?) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 created => created.map_err(output.failed())?,
