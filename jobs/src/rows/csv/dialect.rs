@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use kivu::error::{Error, Result};
 
-/// The most frequent delimiter in a header is used, or the first in this list in a tie.
+/// The most frequent delimiter in a header is used; in a tie, the tab, or else the first in this list.
 pub const DELIMITERS: [u8; 5] = *b",;\t|\x01";
 
 /// How a CSV file is written; `None` if it must be detected, or has its default.

@@ -1,6 +1,6 @@
 //! The start of a CSV file: its byte order mark, Excel's `sep=` line, its header and its dialect.
 
-use std::io::Read;
+use std::{cmp::Reverse, io::Read};
 
 use super::{
     dialect::{CsvOptions, DELIMITERS, Dialect, LineEnd, Mark, shown},
@@ -307,8 +307,10 @@ impl FirstRecord {
     /// The delimiter, and a note if others occur as well.
     fn delimiter(&self) -> (u8, Option<String>) {
         let mut counts = self.counts;
-        // Ties go to the first in [`DELIMITERS`].
-        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        // Ties go to tabs, which names hardly have, or else to the first in [`DELIMITERS`].
+        counts.sort_by_key(|(delimiter, count)| {
+            (Reverse(*count), *count == 0 || *delimiter != b'\t')
+        });
         let [(delimiter, _), alternatives @ ..] = counts;
         let alternatives = alternatives.iter().filter(|(_, count)| *count > 0);
         let alternatives: Vec<_> = alternatives

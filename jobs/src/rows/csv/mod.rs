@@ -515,6 +515,8 @@ mod tests {
             (names[0].as_str(), column.as_str()),
             ("a \"b\"; c;;\r\n d;", "text")
         );
+        let (names, ..) = read("text\tprice, net\n");
+        assert_eq!(names, ["text", "price, net"]);
         // A quote inside an unquoted field is a normal character.
         let (names, ..) = read("5\" disk;text;\"x,y,z\"\n");
         assert_eq!(names, ["5\" disk", "text", "x,y,z"]);
