@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ignore::Walk;
+use ignore::WalkBuilder;
 
 use kivu::{error::quoted, regular_file};
 
@@ -23,7 +23,7 @@ const MAX_NAMED: usize = 3;
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TextFile {
     pub path: String,
-    /// Nanoseconds since 1970.
+    /// Nanoseconds since 1970, when it was modified, or its name or permissions were.
     pub modified: i64,
     pub bytes: i64,
 }
@@ -74,15 +74,19 @@ impl Skipped {
 /// All files below `roots`, in the order of their paths.
 pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> BTreeMap<TextFile, PathBuf> {
     let mut files = BTreeMap::new();
-    for entry in roots.iter().flat_map(Walk::new) {
+    // `.gitignore` counts outside of Git's repositories, too.
+    let walk = |root| WalkBuilder::new(root).require_git(false).build();
+    for entry in roots.iter().flat_map(walk) {
         match entry.and_then(|entry| Ok((entry.metadata()?, entry.into_path()))) {
             Ok((metadata, _)) if !metadata.is_file() => {}
             Ok((metadata, path)) if metadata.len() > MAX_BYTES => skipped.add(LARGE, &path),
             Ok((metadata, path)) => {
-                let seconds = metadata.mtime().wrapping_mul(1_000_000_000);
+                // Programs can set the time of a modification, as copies with the original's do, but not the other.
+                let (seconds, part) = (metadata.mtime(), metadata.mtime_nsec())
+                    .max((metadata.ctime(), metadata.ctime_nsec()));
                 let file = TextFile {
                     path: path.to_string_lossy().into(),
-                    modified: seconds.wrapping_add(metadata.mtime_nsec()),
+                    modified: seconds.wrapping_mul(1_000_000_000).wrapping_add(part),
                     bytes: metadata.len() as i64,
                 };
                 files.insert(file, path);
@@ -97,13 +101,15 @@ pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> BTreeMap<TextFile, Path
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::{
+        fs, thread,
+        time::{Duration, SystemTime},
+    };
 
     #[test]
     fn texts_are_found_and_other_files_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
-        fs::create_dir(folder.path().join(".git")).unwrap();
         write(".gitignore", b"built.txt");
         write("built.txt", b"no");
         write("a.txt", b"\xef\xbb\xbfyes");
@@ -138,5 +144,21 @@ mod tests {
         );
         assert!(walk(&[folder.path().join("missing")], &mut skipped).is_empty());
         assert!(shown(&skipped).contains("1 that cannot be read (`missing`)"));
+    }
+
+    #[test]
+    fn a_change_is_noticed_whatever_a_file_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        let walked = |text: &str| {
+            fs::write(&path, text).unwrap();
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            walk(std::slice::from_ref(&path), &mut Skipped::default())
+        };
+        let first = walked("cat");
+        // Times have steps of a few milliseconds.
+        thread::sleep(Duration::from_millis(20));
+        assert_ne!(walked("dog"), first);
     }
 }

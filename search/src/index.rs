@@ -20,6 +20,10 @@ use tempfile::NamedTempFile;
 use super::files::TextFile;
 use kivu::regular_file;
 
+/// Names in the table's metadata: what the vectors depend on, and the rows' digest.
+const ORIGIN: &str = "kivu";
+const DIGEST: &str = "blake3";
+
 /// A passage of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -49,8 +53,28 @@ fn table(rows: &[Row], origin: &str) -> Result<RecordBatch> {
         ("embedding", Arc::new(vectors)),
     ];
     let mut table = RecordBatch::try_from_iter(columns).map_err(Error::other)?;
-    table.schema_metadata_mut().insert("kivu", origin);
+    let metadata = table.schema_metadata_mut();
+    metadata.insert(ORIGIN, origin);
+    metadata.insert(DIGEST, digest(rows));
     Ok(table)
+}
+
+/// BLAKE3 of all values, since Parquet's pages have no checksums.
+fn digest(rows: &[Row]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for Row {
+        file,
+        line,
+        text,
+        vector,
+    } in rows
+    {
+        let sizes = (text.len(), vector.len());
+        hasher.update(format!("{file:?} {line} {sizes:?} {text}").as_bytes());
+        let values = vector.iter().flat_map(|value| value.to_le_bytes());
+        hasher.update(&values.collect::<Vec<_>>());
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 /// Reads an index of this `origin`, if there is one; an error says why it has to be made again.
@@ -60,7 +84,9 @@ pub fn read(path: &Path, origin: &str) -> Result<Vec<Row>> {
         return Ok(rows);
     }
     let reader = ParquetRecordBatchReaderBuilder::try_new(regular_file::open(path)?)?;
-    if *reader.schema() != table(&[], origin)?.schema() {
+    let (schema, expected) = (Arc::clone(reader.schema()), table(&[], origin)?.schema());
+    let entry = |name| schema.metadata().get(name).map(String::as_str);
+    if schema.fields() != expected.fields() || entry(ORIGIN) != Some(origin) {
         return Err(Error::other("it is of another model, version or settings"));
     }
     for batch in reader.build()? {
@@ -83,7 +109,10 @@ pub fn read(path: &Path, origin: &str) -> Result<Vec<Row>> {
             });
         }
     }
-    Ok(rows)
+    match entry(DIGEST) == Some(&digest(&rows)) {
+        true => Ok(rows),
+        false => Err(Error::other("it is damaged")),
+    }
 }
 
 /// Replaces the file at `path`.
@@ -140,6 +169,24 @@ mod tests {
             other.to_string(),
             "it is of another model, version or settings"
         );
+        let file = std::fs::read(&path).unwrap();
+        let seven = 7_f32.to_le_bytes();
+        write(
+            &path,
+            "m",
+            &[Row {
+                vector: vec![7.0; 9],
+                ..row(1)
+            }],
+        )
+        .unwrap();
+        let mut damaged = std::fs::read(&path).unwrap();
+        let place = damaged.windows(4).position(|bytes| bytes == seven).unwrap();
+        damaged[place] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        assert_eq!(read(&path, "m").unwrap_err().to_string(), "it is damaged");
+        std::fs::write(&path, file).unwrap();
+        assert_eq!(read(&path, "m").unwrap(), rows);
         std::fs::write(&path, "PAR1 no").unwrap();
         assert!(read(&path, "m").is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
