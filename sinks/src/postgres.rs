@@ -1,11 +1,12 @@
 //! PostgreSQL with pgvector: a batch is copied to a temporary table and inserted from it, in one transaction.
 
-use std::{env, error::Error as _, io, path::Path, pin::pin, sync::Arc};
+use std::{env, error::Error as _, io, net::IpAddr, path::Path, pin::pin, sync::Arc};
 
 use serde_json::Value;
 use tokio_postgres::{
     Client, Config, Error as PostgresError, Transaction,
     binary_copy::BinaryCopyInWriter,
+    config::{Host, SslMode},
     types::{ToSql, Type},
 };
 
@@ -109,6 +110,10 @@ impl Connector {
         if let (None, Ok(password)) = (config.get_password(), env::var("PGPASSWORD")) {
             config.password(password);
         }
+        // By default, libpq sends passwords and rows in the clear if a server wants that.
+        if !url.has_mode && !config.get_hosts().iter().all(is_local) {
+            config.ssl_mode(SslMode::Require);
+        }
         Ok(Self {
             config,
             tls: Tls::new(url.roots.as_deref().map(Path::new))?,
@@ -134,6 +139,17 @@ impl Connector {
             "cannot write to `{}`: {reason}",
             self.place
         )))
+    }
+}
+
+/// Whether a server runs on this machine.
+fn is_local(host: &Host) -> bool {
+    match host {
+        Host::Unix(_) => true,
+        Host::Tcp(name) => {
+            let address = name.parse::<IpAddr>();
+            name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+        }
     }
 }
 
@@ -324,6 +340,30 @@ impl Sink for Postgres {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_machines_need_tls() {
+        let mode = |place: &str| {
+            let url = PostgresUrl::of(&format!("postgres://me@{place}")).unwrap();
+            let settings = SinkSettings::new(Arc::new(url.clone()), None, &[]).unwrap();
+            let connector = Connector::new(&url, &settings).unwrap();
+            connector.config.get_ssl_mode()
+        };
+        for place in [
+            "db.internal/a?table=t",
+            "/a?table=t&host=localhost,db&port=1,2",
+        ] {
+            assert_eq!(mode(place), SslMode::Require, "{place}");
+        }
+        for place in [
+            "localhost/a?table=t",
+            "[::1]:5432/a?table=t",
+            "/a?table=t&host=%2Ftmp",
+            "db.internal/a?table=t&sslmode=prefer",
+        ] {
+            assert_eq!(mode(place), SslMode::Prefer, "{place}");
+        }
+    }
 
     #[test]
     fn messages_do_not_quote_values() {

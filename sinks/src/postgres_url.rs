@@ -16,6 +16,8 @@ const SELECTING: [&str; 5] = ["dbname", "host", "hostaddr", "options", "port"];
 pub struct PostgresUrl {
     /// The URL without the parameters below.
     pub url: String,
+    /// Whether it says when TLS is used.
+    pub has_mode: bool,
     /// Without credentials and parameters.
     shown: String,
     /// Parameters that select the server and the table, each after `&`.
@@ -56,12 +58,14 @@ impl PostgresUrl {
         {
             parameters.set("sslmode", "require");
         }
+        let has_mode = parameters.get("sslmode").is_some();
         let selecting = SELECTING
             .iter()
             .filter_map(|name| Some(pair(name, parameters.get(name)?)));
         let selecting = selecting.map(|pair| format!("&{pair}")).collect();
         Ok(Self {
             url: format!("{place}{}", parameters.query()),
+            has_mode,
             shown: address::shown(text),
             selecting,
             table,
