@@ -18,7 +18,10 @@ use crate::{
         opened_model::{OpenedModel, TARGET_TOKENIZER, unread_decoder},
         task,
     },
-    tokenizers::token_rows::{within_vocabulary, within_vocabulary_or_unknown},
+    tokenizers::{
+        sentencepiece::BuiltTokenizer,
+        token_rows::{within_vocabulary, within_vocabulary_or_unknown},
+    },
 };
 use kivu::{
     backend::Engine,
@@ -99,10 +102,12 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
     }
     let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
     let Tokenizers {
-        source,
+        source: BuiltTokenizer {
+            json: source,
+            unknown_tokens,
+        },
         target,
         end,
-        unknown_tokens,
         languages,
         max_tokens,
     } = match model_type {
@@ -204,7 +209,7 @@ fn own_tokenizer(plan: &Plan, model_type: &str, rows: usize) -> Result<Option<To
         t5::T5 | t5::MT5 => monolingual(&plan.folder, rows)?,
         _ => return Ok(None),
     };
-    match tags(&own.source)? {
+    match tags(&own.source.json)? {
         Some(_) if plan.languages.is_some() => Err(Error::model(
             "`[languages]` in the recipe is not supported: the model's tokenizer has language tags",
         )

@@ -24,7 +24,7 @@ use kivu::{
     error::{Error, Result},
     pipeline::{
         Task,
-        seq2seq::{Languages, TargetToken, TokenSide, UnknownTokens},
+        seq2seq::{Languages, TargetToken, TokenSide},
     },
     repository::bundle::TOKENIZER,
 };
@@ -74,13 +74,11 @@ const MBART_LANGUAGE: &str = "en_XX";
 
 /// A model's tokenizers.
 pub struct Tokenizers {
-    /// Source `tokenizer.json`.
-    pub source: Vec<u8>,
+    pub source: BuiltTokenizer,
     /// Target `tokenizer.json`, if different.
     pub target: Option<Vec<u8>>,
     /// The token that a translator's tokenizer adds to sources, if its files name it.
     pub end: Option<i64>,
-    pub unknown_tokens: Option<UnknownTokens>,
     /// None if the files do not name them.
     pub languages: Option<Languages>,
     /// Maximum number of tokens per text, if the files set one.
@@ -155,13 +153,7 @@ pub fn many_to_many(folder: &ModelFolder, size: usize) -> Result<Tokenizers> {
     let config = Config::open_multilingual(folder)?;
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
-    let (
-        BuiltTokenizer {
-            json: source,
-            unknown_tokens,
-        },
-        tokens,
-    ) = with_tokens(folder, |pieces| match ids {
+    let (source, tokens) = with_tokens(folder, |pieces| match ids {
         Some(ids) => config.m2m100_vocabulary(ids, size),
         None => config.shifted_vocabulary(pieces, config.tokens(BTreeMap::new())?, size),
     })?;
@@ -196,12 +188,11 @@ pub fn many_to_many(folder: &ModelFolder, size: usize) -> Result<Tokenizers> {
         side,
         target: TargetToken::First,
     });
-    let end = tokens.get(config.end()?).copied().map(i64::from);
+    let end = config.end(&tokens)?;
     Ok(Tokenizers {
         source,
         target: None,
         end,
-        unknown_tokens,
         languages,
         max_tokens: config.max_tokens(),
     })
@@ -223,16 +214,10 @@ pub fn mbart(
         false => &MBART_LANGUAGES[..FIRST_MBART_LANGUAGES],
     };
     let translates = task == Task::Translation;
-    let (
-        BuiltTokenizer {
-            json: mut source,
-            unknown_tokens,
-        },
-        tokens,
-    ) = with_tokens(folder, |pieces| {
+    let (mut source, tokens) = with_tokens(folder, |pieces| {
         config.mbart_vocabulary(pieces, size, names)
     })?;
-    let end = tokens.get(config.end()?).copied().map(i64::from);
+    let end = config.end(&tokens)?;
     let tokens = tokens
         .into_iter()
         .filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
@@ -252,9 +237,9 @@ pub fn mbart(
         };
         let language = (name, *codes.get(name).ok_or_else(missing)?);
         let end = (END, END_ID);
-        source = match side {
-            TokenSide::Before => with_template(&source, [&[language], &[end]]),
-            TokenSide::After => with_template(&source, [&[], &[end, language]]),
+        source.json = match side {
+            TokenSide::Before => with_template(&source.json, [&[language], &[end]]),
+            TokenSide::After => with_template(&source.json, [&[], &[end, language]]),
         }?;
     }
     let languages = translates.then_some(Languages::Tokens {
@@ -266,7 +251,6 @@ pub fn mbart(
         source,
         target: None,
         end,
-        unknown_tokens,
         languages,
         max_tokens: config.max_tokens(),
     })
@@ -355,17 +339,13 @@ pub fn marian(folder: &ModelFolder, sizes: [usize; 2]) -> Result<Tokenizers> {
         false => source.clone(),
     };
     let target = config.vocabulary(target, sizes[1])?.decoder()?;
-    let end = source.get(config.end()?).copied().map(i64::from);
+    let end = config.end(&source)?;
     let source = config.vocabulary(source, sizes[0])?;
-    let BuiltTokenizer {
-        json,
-        unknown_tokens,
-    } = SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
+    let source = SentencePieces::open(&folder.join("source.spm"))?.tokenizer(&source)?;
     Ok(Tokenizers {
-        source: json,
+        source,
         target: Some(target),
         end,
-        unknown_tokens,
         languages,
         max_tokens: config.max_tokens(),
     })
@@ -375,18 +355,12 @@ pub fn marian(folder: &ModelFolder, sizes: [usize; 2]) -> Result<Tokenizers> {
 /// SentencePiece model.
 pub fn monolingual(folder: &ModelFolder, size: usize) -> Result<Tokenizers> {
     let config = Config::open(folder)?;
-    let BuiltTokenizer {
-        json: source,
-        unknown_tokens,
-    } = own_tokenizer(folder, &config, size)?;
-    let max_tokens = config.max_tokens();
     Ok(Tokenizers {
-        source,
+        source: own_tokenizer(folder, &config, size)?,
         target: None,
         end: None,
-        unknown_tokens,
         languages: None,
-        max_tokens,
+        max_tokens: config.max_tokens(),
     })
 }
 
@@ -721,8 +695,9 @@ impl Config {
     }
 
     /// The token at the end of a translator's texts.
-    fn end(&self) -> Result<&'static str> {
-        self.check_names().map(|()| END)
+    fn end(&self, ids: &BTreeMap<String, u32>) -> Result<Option<i64>> {
+        self.check_names()?;
+        Ok(ids.get(END).map(|id| i64::from(*id)))
     }
 
     fn unknown(&self) -> Result<String> {
@@ -995,7 +970,7 @@ mod tests {
             let [nulls, absent] =
                 [nulls, absent].map(|folder| read(&ModelFolder::new(folder.path())).unwrap());
             assert!(
-                nulls.source == absent.source && nulls.target == absent.target,
+                nulls.source.json == absent.source.json && nulls.target == absent.target,
                 "{name}"
             );
             assert_eq!(nulls.languages, absent.languages, "{name}");
@@ -1022,17 +997,18 @@ mod tests {
             .find(|piece| piece.starts_with('▁') && piece.chars().count() > 3)
             .unwrap();
         let before = marian(&ModelFolder::new(folder.path()), [178, 178]).unwrap();
-        assert!(before.unknown_tokens.is_none());
+        assert!(before.source.unknown_tokens.is_none());
         edit(folder.path(), VOCABULARY, |ids| {
             let ids = ids.as_object_mut().unwrap();
             let id = ids.remove(piece).unwrap();
             ids.insert("never produced".to_owned(), id);
         });
-        let Tokenizers {
-            source,
+        let BuiltTokenizer {
+            json: source,
             unknown_tokens,
-            ..
-        } = marian(&ModelFolder::new(folder.path()), [178, 178]).unwrap();
+        } = marian(&ModelFolder::new(folder.path()), [178, 178])
+            .unwrap()
+            .source;
         let unknown = unknown_tokens.unwrap();
         assert_eq!((unknown.from, unknown.read_as), (178, 1));
         let source = within_vocabulary_or_unknown(source, 178, Some(&unknown)).unwrap();

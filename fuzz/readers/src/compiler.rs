@@ -143,7 +143,7 @@ pub fn pieces_of_translation(bytes: &[u8]) {
     };
     let read = |tokenizers: kivu::error::Result<tokenizer_files::Tokenizers>| {
         if let Ok(tokenizers) = tokenizers {
-            drop(Tokenizer::compile(&tokenizers.source));
+            drop(Tokenizer::compile(&tokenizers.source.json));
         }
     };
     let files = [
