@@ -16,6 +16,7 @@ use super::{
         opened_model::{OpenedModel, SHORTLIST, unread_decoder},
     },
     seq2seq::graphs,
+    tokenizers::parts::to_bytes,
 };
 use kivu::{
     backend::Engine,
@@ -105,8 +106,7 @@ fn languages(model: &Path) -> Option<Languages> {
 
 /// Gives the tokenizer special tokens that no text can contain, so that `</s>` in a text does not end it.
 pub fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
-    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
-    let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let mut tokenizer: serde_json::Value = files::parse_tokenizer(json)?;
     for (id, expected) in SPECIAL.iter().enumerate() {
         let piece = tokenizer.pointer_mut(&format!("/model/vocab/{id}/0"));
         match piece {
@@ -119,7 +119,7 @@ pub fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
             }
         }
     }
-    serde_json::to_vec(&tokenizer).map_err(unreadable)
+    to_bytes(&tokenizer)
 }
 
 fn require(folder: &Path, prefix: &str) -> Result<PathBuf> {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{dictionary::Dictionary, file::MAGIC, matrix::Matrix, reader::Reader};
+use crate::tokenizers::parts::to_bytes;
 use kivu::error::{Error, Result};
 
 /// The output layer.
@@ -130,8 +131,7 @@ impl<'a> FastText<'a> {
                 max_words,
             },
         };
-        serde_json::to_vec(&file)
-            .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+        to_bytes(&file)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use kivu::{
     error::{Error, Message, Result},
@@ -70,12 +70,16 @@ pub fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     })
 }
 
+/// Parses a `tokenizer.json`.
+pub fn parse_tokenizer<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T> {
+    serde_json::from_slice(json)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))
+}
+
 /// Whether two `tokenizer.json` files produce the same tokens; ignores truncation and padding.
 pub fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
     let read = |json: &[u8]| {
-        let file = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(json);
-        let mut file =
-            file.map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+        let mut file: serde_json::Map<_, serde_json::Value> = parse_tokenizer(json)?;
         ["truncation", "padding"]
             .iter()
             .for_each(|field| drop(file.remove(*field)));

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     files::{
-        io::read_tokenizer,
+        io::{parse_tokenizer, read_tokenizer},
         model_folder::ModelFolder,
         weights::{Weight, Weights, check_finite, combined_sha256},
     },
@@ -22,6 +22,7 @@ use crate::{
         opened_model::{MODEL, OpenedModel},
     },
     quantize,
+    tokenizers::parts::to_bytes,
 };
 use kivu::{
     backend::{
@@ -162,18 +163,14 @@ fn table(weights: &Weights) -> Result<Weight> {
 
 /// Removes the post-processor that adds special tokens; also returns the token count at which it truncates.
 fn without_special_tokens(tokenizer: &[u8]) -> Result<(Vec<u8>, usize)> {
-    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
-    let mut file: Json = serde_json::from_slice(tokenizer).map_err(unreadable)?;
+    let mut file: Json = parse_tokenizer(tokenizer)?;
     let max_tokens = file["truncation"]["max_length"]
         .as_u64()
         .and_then(|length| usize::try_from(length).ok());
     if let Some(steps) = file.get_mut("post_processor") {
         *steps = Json::Null;
     }
-    Ok((
-        serde_json::to_vec(&file).map_err(unreadable)?,
-        max_tokens.unwrap_or(MAX_TOKENS),
-    ))
+    Ok((to_bytes(&file)?, max_tokens.unwrap_or(MAX_TOKENS)))
 }
 
 fn graph(

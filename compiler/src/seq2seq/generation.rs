@@ -9,6 +9,7 @@ use super::{
 };
 use crate::files::{
     config::{ConfigFile, OneOrMany},
+    io::parse_tokenizer,
     model_folder::ModelFolder,
 };
 use kivu::{
@@ -93,8 +94,7 @@ fn special_ids(tokenizer: &[u8]) -> Result<Vec<i64>> {
     struct File {
         added_tokens: Vec<Token>,
     }
-    let file: File = serde_json::from_slice(tokenizer)
-        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    let file: File = parse_tokenizer(tokenizer)?;
     Ok(file
         .added_tokens
         .into_iter()

@@ -9,7 +9,7 @@ use super::tokenizer_json::{check_pieces, ids, is_unigram, with_template};
 use crate::{
     files::{
         config::ConfigFile,
-        io::{read_if_exists, read_json, read_json_if_exists},
+        io::{parse_tokenizer, read_if_exists, read_json, read_json_if_exists},
         model_folder::ModelFolder,
     },
     tokenizers::{
@@ -739,8 +739,7 @@ fn added_tokens(json: &[u8]) -> Result<Vec<NumberedToken>> {
     struct File {
         added_tokens: Vec<NumberedToken>,
     }
-    let file: File = serde_json::from_slice(json)
-        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    let file: File = parse_tokenizer(json)?;
     Ok(file.added_tokens)
 }
 

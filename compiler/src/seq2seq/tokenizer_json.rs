@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::tokenizers::parts::{Template, to_bytes};
+use crate::{
+    files::io::parse_tokenizer,
+    tokenizers::parts::{Template, to_bytes},
+};
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::seq2seq::{Languages, are_languages, tagged},
@@ -34,7 +37,7 @@ pub fn check_pieces(json: &[u8]) -> Result<()> {
             &["Metaspace", "WhitespaceSplit"],
         ),
     ];
-    let tokenizer = parsed(json)?;
+    let tokenizer: Value = parse_tokenizer(json)?;
     for (part, list, known) in PARTS {
         let mut open = vec![&tokenizer[part]];
         while let Some(value) = open.pop() {
@@ -55,7 +58,7 @@ pub fn check_pieces(json: &[u8]) -> Result<()> {
 
 /// All ids by name: of the model's pieces and of added tokens.
 pub fn ids(json: &[u8]) -> Result<BTreeMap<String, u32>> {
-    let tokenizer = parsed(json)?;
+    let tokenizer: Value = parse_tokenizer(json)?;
     let name = |token: &Value| token.as_str().map(str::to_owned);
     let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
     let vocabulary = &tokenizer["model"]["vocab"];
@@ -71,13 +74,13 @@ pub fn ids(json: &[u8]) -> Result<BTreeMap<String, u32>> {
 
 /// Whether the tokenizer has SentencePiece's unigram model.
 pub fn is_unigram(json: &[u8]) -> Result<bool> {
-    Ok(parsed(json)?["model"]["type"] == "Unigram")
+    Ok(parse_tokenizer::<Value>(json)?["model"]["type"] == "Unigram")
 }
 
 /// The languages of a tokenizer with tags such as `<2pt>` in its vocabulary. Other tokens may have the form of a tag, so
 /// that nearly all have to be languages.
 pub fn tags(json: &[u8]) -> Result<Option<Languages>> {
-    let tokenizer = parsed(json)?;
+    let tokenizer: Value = parse_tokenizer(json)?;
     let pieces = tokenizer["model"]["vocab"].as_array().into_iter().flatten();
     let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
     let tokens = pieces
@@ -91,14 +94,9 @@ pub fn tags(json: &[u8]) -> Result<Option<Languages>> {
     Ok(are_languages(&all).then_some(Languages::Tags { codes }))
 }
 
-fn parsed(json: &[u8]) -> Result<Value> {
-    serde_json::from_slice(json)
-        .map_err(|error| Error::model_because("cannot read the tokenizer", error))
-}
-
 /// A `tokenizer.json` that adds these tokens before and after texts.
 pub fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
-    let mut tokenizer = parsed(json)?;
+    let mut tokenizer: Value = parse_tokenizer(json)?;
     let template = Template {
         before,
         after,

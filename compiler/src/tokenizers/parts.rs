@@ -54,7 +54,7 @@ impl<I: Serialize> Template<'_, I> {
 }
 
 /// The file's bytes.
-pub fn to_bytes(tokenizer: &Value) -> Result<Vec<u8>> {
+pub fn to_bytes(tokenizer: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec(tokenizer)
         .map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }

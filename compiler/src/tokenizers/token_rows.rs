@@ -2,8 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use super::tokenizer_config::{NAME, UNKNOWN, special_token};
-use crate::files::model_folder::ModelFolder;
+use super::{
+    parts::to_bytes,
+    tokenizer_config::{NAME, UNKNOWN, special_token},
+};
+use crate::files::{io::parse_tokenizer, model_folder::ModelFolder};
 use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::UnknownTokens,
@@ -23,7 +26,6 @@ pub fn within_vocabulary_or_unknown(
     rows: usize,
     unknown: Option<&UnknownTokens>,
 ) -> Result<Vec<u8>> {
-    let invalid = |error| Error::model_because("cannot read the tokenizer", error);
     let first = u32::try_from(rows).unwrap_or(u32::MAX);
     let end = unknown.map_or(u32::MAX, |unknown| unknown.from);
     let tokens_beyond = |tokenizer: &Tokenizer| {
@@ -35,7 +37,7 @@ pub fn within_vocabulary_or_unknown(
     if beyond.is_empty() {
         return Ok(json);
     }
-    let mut file: Map<String, Value> = serde_json::from_slice(&json).map_err(invalid)?;
+    let mut file: Map<String, Value> = parse_tokenizer(&json)?;
     let mut removed = Vec::new();
     if let Some(Value::Array(added)) = file.get_mut("added_tokens") {
         let is_beyond = |token: &Value| beyond.iter().any(|(_, name)| token["content"] == **name);
@@ -50,7 +52,7 @@ pub fn within_vocabulary_or_unknown(
             .filter_map(|token| token["content"].as_str())
             .for_each(|token| drop(vocabulary.remove(token)));
     }
-    let json = serde_json::to_vec(&file).map_err(invalid)?;
+    let json = to_bytes(&file)?;
     let tokenizer = Tokenizer::from_json(&json)?;
     let pair = tokenizer.encode_pair(["", ""], usize::MAX, Truncation::Off)?;
     let around = pair.ids.into_iter().chain(tokenizer.special_ids().concat());

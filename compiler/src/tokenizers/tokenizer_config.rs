@@ -6,7 +6,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    classes, token_types,
+    classes,
+    parts::to_bytes,
+    token_types,
     vocabularies::{self, content},
 };
 use crate::{
@@ -92,8 +94,7 @@ fn read_and_make(folder: &ModelFolder, make: Option<Make>) -> Result<Vec<u8>> {
         Some(json) => json,
         None => files::read_tokenizer(folder)?,
     };
-    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
-    let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
+    let before: Map<String, Value> = files::parse_tokenizer(&json)?;
     check_model(before.get("model").unwrap_or(&Value::Null), class)?;
     let mut tokenizer = before.clone();
     if let Some(make) = make {
@@ -128,12 +129,7 @@ fn read_and_make(folder: &ModelFolder, make: Option<Make>) -> Result<Vec<u8>> {
     if tokenizer == before {
         return Ok(json);
     }
-    written(&tokenizer)
-}
-
-fn written(tokenizer: &Map<String, Value>) -> Result<Vec<u8>> {
-    serde_json::to_vec(tokenizer)
-        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    to_bytes(&tokenizer)
 }
 
 /// Refuses a `model` that is not of its class, or whose tokens depend on where a text is cut.
@@ -303,7 +299,7 @@ fn set_ends(
         config.is_set("add_eos_token")?,
     ];
     // The ids in the file need not be the tokens' own.
-    let known = Tokenizer::from_json(&written(tokenizer)?)?;
+    let known = Tokenizer::from_json(&to_bytes(tokenizer)?)?;
     let mut ends = Vec::new();
     for ((key, default), _) in ["bos_token", "eos_token"]
         .iter()
