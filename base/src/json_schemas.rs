@@ -9,6 +9,18 @@ use serde_json::{Map, Value};
 pub type Object = Map<String, Value>;
 
 #[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+pub enum Either<A, B> {
+    One(A),
+    Other(B),
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub struct NonEmpty<T>(#[schemars(length(min = 1))] Vec<T>);
+
+#[derive(JsonSchema)]
 #[schemars(inline)]
 pub struct Text(#[schemars(length(min = 1))] String);
 
@@ -28,7 +40,7 @@ pub struct TextObject {
 #[serde(untagged)]
 pub enum Texts {
     One(Text),
-    Many(#[schemars(length(min = 1))] Vec<Text>),
+    Many(NonEmpty<Text>),
 }
 
 /// A text, alone or in a list.
@@ -45,16 +57,8 @@ pub enum OneText {
 #[serde(untagged)]
 pub enum Inputs {
     Text(Text),
-    Ids(#[schemars(length(min = 1))] Vec<TokenId>),
-    Many(#[schemars(length(min = 1))] Vec<TextOrIds>),
-}
-
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum TextOrIds {
-    Text(Text),
-    Ids(#[schemars(length(min = 1))] Vec<TokenId>),
+    Ids(NonEmpty<TokenId>),
+    Many(NonEmpty<Either<Text, NonEmpty<TokenId>>>),
 }
 
 /// A text, token ids, or a list of texts, token id lists or objects with a text.
@@ -63,37 +67,23 @@ pub enum TextOrIds {
 #[schemars(inline)]
 pub enum InputsOrObjects {
     Inputs(Inputs),
-    Objects(#[schemars(length(min = 1))] Vec<TextObject>),
+    Objects(NonEmpty<TextObject>),
 }
 
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum TokenIdLists {
-    One(#[schemars(length(min = 1))] Vec<TokenId>),
-    Many(#[schemars(length(min = 1))] Vec<NonEmptyIds>),
-}
-
-#[derive(JsonSchema)]
-#[schemars(inline)]
-pub struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
+pub type TokenIdLists = Either<NonEmpty<TokenId>, NonEmpty<NonEmpty<TokenId>>>;
 
 /// A text, a pair as a list, or a list whose items are lists with one or two texts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub enum Pairs {
     Text(Text),
-    Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
-    Many(#[schemars(length(min = 1))] Vec<TextOrPair>),
+    Pair(Pair),
+    Many(NonEmpty<Either<Text, Pair>>),
 }
 
 #[derive(JsonSchema)]
-#[serde(untagged)]
 #[schemars(inline)]
-pub enum TextOrPair {
-    Text(Text),
-    Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
-}
+pub struct Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>);
 
 /// A text, or an object with a text and its pair.
 #[derive(JsonSchema)]
@@ -108,21 +98,9 @@ pub enum Classified {
     },
 }
 
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum OneOrManyClassified {
-    One(Classified),
-    Many(#[schemars(length(min = 1))] Vec<Classified>),
-}
+pub type OneOrManyClassified = Either<Classified, NonEmpty<Classified>>;
 
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-pub enum TextOrObject {
-    Text(Text),
-    Object(TextObject),
-}
+pub type TextOrObject = Either<Text, TextObject>;
 
 /// A text, which may be empty, or a list of texts.
 #[derive(JsonSchema)]

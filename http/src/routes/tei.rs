@@ -1,7 +1,5 @@
 //! TEI's routes, and the same ones under the paths of SageMaker and Vertex AI.
 
-use schemars::JsonSchema;
-
 use crate::{
     bodies::{
         response::{OneOrMany, Prediction, Rank},
@@ -21,7 +19,7 @@ use crate::{
         tokens::{self, DecodeRequest, TokenizeRequest},
     },
 };
-use kivu::task::tokens::TextToken;
+use kivu::{json_schemas::Either, task::tokens::TextToken};
 
 pub const TEI: Api = Api {
     name: "TEI",
@@ -35,7 +33,7 @@ pub const TEI: Api = Api {
             .response::<Vec<String>>(),
         post!("/embed", "embed", embedding::embed)
             .request::<EmbedRequest>()
-            .response::<EmbedResponse>()
+            .response::<Either<Vec<Vector>, Vec<VectorsByKind>>>()
             .runs(Runs::ModelWithUsage),
         post!("/embed_all", "embed_all", embedding::embed_all)
             .request::<EmbedRequest>()
@@ -63,7 +61,7 @@ pub const TEI: Api = Api {
 
 pub const RERANK: Route = post!("/rerank", "rerank", ranking::rerank)
     .request::<TextsOrDocuments>()
-    .response::<RanksOrResults>()
+    .response::<Either<Vec<Rank<'static>>, JinaResponse<'static>>>()
     .runs(Runs::ModelWithUsage);
 
 pub const PLATFORMS: Api = Api {
@@ -84,21 +82,3 @@ const DEFAULT: Route = post!("/", "default_task", tasks::default_task)
     .request::<DefaultRequest>()
     .response::<TaskResponse>()
     .runs(Runs::ModelWithUsage);
-
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[expect(dead_code, reason = "only its schema is used")]
-enum EmbedResponse {
-    Vectors(Vec<Vector>),
-    Kinds(Vec<VectorsByKind>),
-}
-
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[expect(dead_code, reason = "only its schema is used")]
-enum RanksOrResults {
-    Ranks(Vec<Rank<'static>>),
-    Results(JinaResponse<'static>),
-}

@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 
-use kivu::pipeline::redaction::placeholders::Restored;
+use kivu::{json_schemas::Either, pipeline::redaction::placeholders::Restored};
 
 use crate::{
     bodies::response::OneOrMany,
@@ -60,8 +60,8 @@ pub const KIVU: Api = Api {
     prefix: None,
     routes: &[
         post!("/translate", "translate", translators::translate)
-            .request::<AnyTranslateRequest>()
-            .response::<AnyTranslateResponse>()
+            .request::<Either<TranslateRequest, LibreTranslateRequest>>()
+            .response::<Either<TranslateResponse<'static>, LibreTranslateResponse>>()
             .runs(Runs::ModelWithUsage),
         post!("/restore", "restore", restoration::restore)
             .request::<RestoreRequest>()
@@ -76,26 +76,4 @@ pub const KIVU: Api = Api {
 enum LanguageSide {
     Source,
     Target,
-}
-
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[expect(
-    dead_code,
-    clippy::large_enum_variant,
-    reason = "only its schema is used"
-)]
-enum AnyTranslateRequest {
-    Own(TranslateRequest),
-    LibreTranslate(LibreTranslateRequest),
-}
-
-#[derive(JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-#[expect(dead_code, reason = "only its schema is used")]
-enum AnyTranslateResponse {
-    Own(TranslateResponse<'static>),
-    LibreTranslate(LibreTranslateResponse),
 }
