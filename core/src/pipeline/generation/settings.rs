@@ -220,40 +220,26 @@ impl GenerationOptions {
     pub fn or(&self, defaults: &Self) -> Self {
         let sets_max = self.max_length.is_some() || self.max_new_tokens.is_some();
         let sets_min = self.min_length.is_some() || self.min_new_tokens.is_some();
-        let (max, min) = (
-            if sets_max { self } else { defaults },
-            if sets_min { self } else { defaults },
-        );
+        let max = if sets_max { self } else { defaults };
+        let min = if sets_min { self } else { defaults };
         let (own, defaults) = (self.clone(), defaults.clone());
-        Self {
-            max_length: max.max_length,
-            max_new_tokens: max.max_new_tokens,
-            min_length: min.min_length,
-            min_new_tokens: min.min_new_tokens,
-            num_beams: own.num_beams.or(defaults.num_beams),
-            num_return_sequences: own.num_return_sequences.or(defaults.num_return_sequences),
-            length_penalty: own.length_penalty.or(defaults.length_penalty),
-            early_stopping: own.early_stopping.or(defaults.early_stopping),
-            no_repeat_ngram_size: own.no_repeat_ngram_size.or(defaults.no_repeat_ngram_size),
-            repetition_penalty: own.repetition_penalty.or(defaults.repetition_penalty),
-            bad_words_ids: own.bad_words_ids.or(defaults.bad_words_ids),
-            suppress_tokens: own.suppress_tokens.or(defaults.suppress_tokens),
-            begin_suppress_tokens: own.begin_suppress_tokens.or(defaults.begin_suppress_tokens),
-            decoder_start_token_id: own
-                .decoder_start_token_id
-                .or(defaults.decoder_start_token_id),
-            forced_bos_token_id: own.forced_bos_token_id.or(defaults.forced_bos_token_id),
-            forced_eos_token_id: own.forced_eos_token_id.or(defaults.forced_eos_token_id),
-            renormalize_logits: own.renormalize_logits.or(defaults.renormalize_logits),
-            do_sample: own.do_sample.or(defaults.do_sample),
-            temperature: own.temperature.or(defaults.temperature),
-            top_k: own.top_k.or(defaults.top_k),
-            top_p: own.top_p.or(defaults.top_p),
-            min_p: own.min_p.or(defaults.min_p),
-            typical_p: own.typical_p.or(defaults.typical_p),
-            epsilon_cutoff: own.epsilon_cutoff.or(defaults.epsilon_cutoff),
-            eta_cutoff: own.eta_cutoff.or(defaults.eta_cutoff),
-            seed: own.seed.or(defaults.seed),
+        // The other options are independent of each other.
+        macro_rules! merged {
+            ($($option:ident)*) => {
+                Self {
+                    max_length: max.max_length,
+                    max_new_tokens: max.max_new_tokens,
+                    min_length: min.min_length,
+                    min_new_tokens: min.min_new_tokens,
+                    $($option: own.$option.or(defaults.$option),)*
+                }
+            };
+        }
+        merged! {
+            num_beams num_return_sequences length_penalty early_stopping no_repeat_ngram_size
+            repetition_penalty bad_words_ids suppress_tokens begin_suppress_tokens
+            decoder_start_token_id forced_bos_token_id forced_eos_token_id renormalize_logits
+            do_sample temperature top_k top_p min_p typical_p epsilon_cutoff eta_cutoff seed
         }
     }
 }
