@@ -139,29 +139,35 @@ impl InstructionSet {
         }
     }
 
-    /// The name in configurations.
-    pub fn name(self) -> &'static str {
+    /// The name in configurations, and the one to show.
+    fn names(self) -> [&'static str; 2] {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Self::AmxInt8(_) => "amx-int8",
+            Self::AmxInt8(_) => ["amx-int8", "AMX"],
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni(_) => "avx512-vnni",
+            Self::Avx512Vnni(_) => ["avx512-vnni", "AVX-512 VNNI"],
             #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni(_) => "avx-vnni",
+            Self::AvxVnni(_) => ["avx-vnni", "AVX-VNNI"],
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(_) => "avx2",
+            Self::Avx2(_) => ["avx2", "AVX2"],
             #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm(_) => "neon-i8mm",
+            Self::NeonI8mm(_) => ["neon-i8mm", "NEON i8mm"],
             #[cfg(target_arch = "aarch64")]
-            Self::NeonDotProduct(_) => "neon-dotprod",
+            Self::NeonDotProduct(_) => ["neon-dotprod", "NEON dot product"],
             #[cfg(target_feature = "relaxed-simd")]
-            Self::RelaxedDot(_) => "relaxed-dot",
+            Self::RelaxedDot(_) => ["relaxed-dot", "WebAssembly relaxed dot product"],
             #[cfg(target_feature = "relaxed-simd")]
-            Self::RelaxedMadd(_) => "relaxed-madd",
+            Self::RelaxedMadd(_) => ["relaxed-madd", "WebAssembly relaxed multiply-add"],
             #[cfg(target_feature = "simd128")]
-            Self::Simd128(_) => "simd128",
-            Self::Plain(_) => "portable",
+            Self::Simd128(_) => ["simd128", "WebAssembly SIMD"],
+            Self::Plain(_) => ["portable"; 2],
         }
+    }
+
+    /// The name in configurations.
+    pub fn name(self) -> &'static str {
+        let [name, _] = self.names();
+        name
     }
 
     /// The fastest kernel for this processor.
@@ -238,27 +244,8 @@ impl InstructionSet {
 
 impl fmt::Display for InstructionSet {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Self::AmxInt8(_) => "AMX",
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni(_) => "AVX-512 VNNI",
-            #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni(_) => "AVX-VNNI",
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2(_) => "AVX2",
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm(_) => "NEON i8mm",
-            #[cfg(target_arch = "aarch64")]
-            Self::NeonDotProduct(_) => "NEON dot product",
-            #[cfg(target_feature = "relaxed-simd")]
-            Self::RelaxedDot(_) => "WebAssembly relaxed dot product",
-            #[cfg(target_feature = "relaxed-simd")]
-            Self::RelaxedMadd(_) => "WebAssembly relaxed multiply-add",
-            #[cfg(target_feature = "simd128")]
-            Self::Simd128(_) => "WebAssembly SIMD",
-            Self::Plain(_) => "portable",
-        })
+        let [_, shown] = self.names();
+        formatter.write_str(shown)
     }
 }
 
