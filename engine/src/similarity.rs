@@ -1,6 +1,9 @@
 //! Maximum vector products, for late interaction.
 
-use crate::kernel::{COLUMNS, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Rows};
+use crate::{
+    heads::spans::pack,
+    kernel::{COLUMNS, InstructionSet, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Rows},
+};
 
 /// Query vectors, in the order in which products read them.
 #[derive(Clone, Debug)]
@@ -19,17 +22,8 @@ impl Query {
     /// Panics if `width` is zero.
     pub fn new(vectors: &[f32], width: usize) -> Self {
         let count = vectors.len() / width;
-        let mut panels = vec![0.0; count.next_multiple_of(COLUMNS) * width];
-        for (vectors, panel) in vectors
-            .chunks(COLUMNS * width)
-            .zip(panels.chunks_exact_mut(COLUMNS * width))
-        {
-            for (column, vector) in vectors.chunks_exact(width).enumerate() {
-                for (value, row) in vector.iter().zip(panel.as_chunks_mut::<COLUMNS>().0) {
-                    row[column] = *value;
-                }
-            }
-        }
+        let mut panels = Vec::new();
+        pack(vectors, width, &mut panels);
         Self {
             panels,
             count,

@@ -356,7 +356,7 @@ pub fn positive(value: &mut f32) {
 
 /// Transposes rows with `width` numbers each, in panels of 32 rows.
 #[inline(always)]
-fn pack(rows: &[f32], width: usize, panels: &mut Vec<f32>) {
+pub fn pack(rows: &[f32], width: usize, panels: &mut Vec<f32>) {
     panels.clear();
     panels.resize((rows.len() / width).next_multiple_of(COLUMNS) * width, 0.0);
     for (rows, panel) in rows
