@@ -179,6 +179,28 @@ pub struct TensorProto {
     pub data_location: i32,
 }
 
+impl NodeProto {
+    /// An input's name; empty if the node has fewer.
+    pub fn input_name(&self, index: usize) -> &str {
+        self.input.get(index).map_or("", String::as_str)
+    }
+}
+
+impl GraphProto {
+    /// The constant with this name.
+    pub fn constant(&self, name: &str) -> Option<&TensorProto> {
+        self.initializer.iter().find(|tensor| tensor.name == name)
+    }
+}
+
+impl TensorProto {
+    /// A value in the description of data in another file, such as its `location`.
+    pub fn external(&self, key: &str) -> Option<&str> {
+        let entry = self.external_data.iter().find(|entry| entry.key == key)?;
+        Some(&entry.value)
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct StringStringEntryProto {
     #[prost(string, tag = "1")]

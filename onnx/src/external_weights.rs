@@ -15,7 +15,7 @@ use kivu_base::{
     error::{Error, Result},
     onnx_proto::{EXTERNAL, ModelProto, TensorProto, data_type},
 };
-use kivu_core::backend::external_files::{check_files, entry};
+use kivu_core::backend::external_files::check_files;
 
 /// External tensors for one or more graphs, to be filled from the files that hold their data.
 #[derive(Debug)]
@@ -146,10 +146,11 @@ impl FileSlice {
                 "expected weights that can be loaded, but found `{name}` {found}"
             ))
         };
-        let file = entry(tensor, "location")
+        let file = tensor
+            .external("location")
             .ok_or_else(|| wrong("without a file"))?
             .to_owned();
-        let offset = entry(tensor, "offset").map_or(Ok(0), str::parse);
+        let offset = tensor.external("offset").map_or(Ok(0), str::parse);
         let offset = offset.map_err(|_| wrong("without an offset"))?;
         Ok(Self {
             file,

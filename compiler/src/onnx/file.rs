@@ -133,7 +133,7 @@ pub fn sha256(path: &Path) -> Result<String> {
     let tensors = graph.initializer.iter();
     let files: BTreeSet<&str> = tensors
         .filter(|tensor| tensor.data_location == EXTERNAL)
-        .filter_map(|tensor| entry(tensor, "location"))
+        .filter_map(|tensor| tensor.external("location"))
         .collect();
     let hashes: Vec<String> = files
         .into_iter()
@@ -160,7 +160,7 @@ fn move_in(
     folder: &Path,
     loaded: &mut HashMap<String, Bytes>,
 ) -> Result<()> {
-    let location = entry(tensor, "location").unwrap_or_default();
+    let location = tensor.external("location").unwrap_or_default();
     if location.is_empty() || location.contains(['/', '\\']) || location == ".." {
         return Err(Error::model(format!(
             "expected the weights of `{}` in the folder of the graph, but found `{location}`",
@@ -174,8 +174,9 @@ fn move_in(
         );
     }
     let bytes = &loaded[location];
-    let number = |key, otherwise| {
-        entry(tensor, key).map_or(Some(otherwise), |value| value.parse::<usize>().ok())
+    let number = |key, otherwise| match tensor.external(key) {
+        Some(value) => value.parse::<usize>().ok(),
+        None => Some(otherwise),
     };
     let part = number("offset", 0).and_then(|offset| {
         let end = offset.checked_add(number("length", bytes.len().checked_sub(offset)?)?)?;

@@ -14,7 +14,7 @@ pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Res
 pub fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()> {
     let mut unknown = None;
     let mut check = |tensor: &TensorProto| {
-        let file = entry(tensor, "location").unwrap_or_default();
+        let file = tensor.external("location").unwrap_or_default();
         if tensor.data_location == EXTERNAL && !is_known(file) {
             unknown.get_or_insert_with(|| (tensor.name.clone(), file.to_owned()));
         }
@@ -33,15 +33,6 @@ pub fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Resul
             "expected the weights of `{name}` in a file of the bundle, but found `{file}`"
         ))),
     }
-}
-
-/// An entry in a tensor's description of its data.
-pub fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
-    tensor
-        .external_data
-        .iter()
-        .find(|entry| entry.key == key)
-        .map(|entry| entry.value.as_str())
 }
 
 /// Visits all tensors in a graph and its nested graphs.

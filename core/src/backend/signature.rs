@@ -11,7 +11,7 @@ impl Signature {
     /// The signature that a graph declares; equals ONNX Runtime's if the graph's outputs have shapes.
     pub fn declared(graph: &GraphProto) -> Result<Self> {
         // Old files also list their constants as inputs.
-        let is_constant = |name: &str| graph.initializer.iter().any(|tensor| tensor.name == name);
+        let is_constant = |name: &str| graph.constant(name).is_some();
         let inputs = graph.input.iter().filter(|input| !is_constant(&input.name));
         Ok(Self {
             inputs: inputs.map(spec).collect::<Result<_>>()?,

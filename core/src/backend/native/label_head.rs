@@ -67,14 +67,10 @@ impl LabelHead {
             };
         };
         let constant = |node: &NodeProto, input: usize| -> Result<(&TensorProto, Bytes)> {
-            let name = node
-                .input
-                .get(input)
-                .map(String::as_str)
-                .unwrap_or_default();
-            let found = graph.initializer.iter().find(|tensor| tensor.name == name);
-            let tensor =
-                found.ok_or_else(|| damaged(&format!("`{name}`, which is not a constant")))?;
+            let name = node.input_name(input);
+            let tensor = graph
+                .constant(name)
+                .ok_or_else(|| damaged(&format!("`{name}`, which is not a constant")))?;
             Ok((tensor, data(tensor, files)?))
         };
         let (tensor, bytes) = constant(products, 1)?;

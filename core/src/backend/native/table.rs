@@ -86,13 +86,10 @@ impl TableModel {
             return Err(unsupported("other operators"));
         };
         let constant = |input: usize| -> Result<&TensorProto> {
-            let name = mean
-                .input
-                .get(input)
-                .map(String::as_str)
-                .unwrap_or_default();
-            let found = graph.initializer.iter().find(|tensor| tensor.name == name);
-            found.ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
+            let name = mean.input_name(input);
+            graph
+                .constant(name)
+                .ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
         };
         let table = constant(0)?;
         let side = |side: i64| usize::try_from(side).ok();

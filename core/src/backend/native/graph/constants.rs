@@ -95,9 +95,8 @@ pub fn data(tensor: &TensorProto, files: &BTreeMap<String, Bytes>) -> Result<Byt
     if tensor.data_location != EXTERNAL {
         return Ok(tensor.raw_data.clone());
     }
-    let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key == key);
-    let number = |key: &str| entry(key).and_then(|entry| entry.value.parse::<usize>().ok());
-    let file = entry("location").and_then(|entry| files.get(&entry.value));
+    let number = |key: &str| tensor.external(key)?.parse::<usize>().ok();
+    let file = tensor.external("location").and_then(|name| files.get(name));
     let part =
         file.zip(number("offset"))
             .zip(number("length"))

@@ -215,12 +215,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn node(&mut self, node: &'a NodeProto) -> Result<()> {
         let operator = (node.domain.as_str(), node.op_type.as_str());
-        let input = |index: usize| {
-            node.input
-                .get(index)
-                .map(String::as_str)
-                .unwrap_or_default()
-        };
+        let input = |index| node.input_name(index);
         let meaning = match operator {
             (FUNCTIONS, "QuantizedLookup") => {
                 let index = self.index(input(2))?;
@@ -336,12 +331,7 @@ impl<'a> Reader<'a> {
 
     /// A row of a table per token, by its position.
     fn positions(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
-        let input = |index: usize| {
-            node.input
-                .get(index)
-                .map(String::as_str)
-                .unwrap_or_default()
-        };
+        let input = |index| node.input_name(index);
         let (rows, width) = self.shape(input(0))?;
         let table = Table::Fp32(self.floats(input(0), rows * width)?);
         if node.op_type == "PositionsAfterPadding" {
