@@ -15,7 +15,12 @@ mod tasks;
 mod terminal;
 mod triton;
 
-use std::{ffi::OsString, io::ErrorKind, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io::{self, ErrorKind, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{
     CommandFactory, Parser, Subcommand,
@@ -94,14 +99,20 @@ impl Command {
     }
 }
 
-/// Runs the command in another program, which starts it again with `interpreter`, a program and its arguments.
+/// Runs the command in another program, which starts it again with `interpreter`, a program and its arguments; returns
+/// its exit code.
 pub fn main_of_package(
     interpreter: Vec<OsString>,
     arguments: impl IntoIterator<Item = OsString>,
     services: fn(&Config) -> Services,
-) -> ExitCode {
+) -> u8 {
     program::start_with(interpreter);
-    main(arguments, services)
+    let code = main(arguments, services);
+    let _ = io::stdout().flush();
+    // The standard library has no conversion.
+    (0..=u8::MAX)
+        .find(|number| ExitCode::from(*number) == code)
+        .unwrap_or(1)
 }
 
 /// Runs the command with these arguments, of which the first is the program's name.

@@ -16,12 +16,7 @@ mod failure;
 mod model;
 mod texts;
 
-use std::{
-    ffi::OsString,
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{ffi::OsString, path::PathBuf};
 
 use napi_derive::napi;
 
@@ -31,17 +26,12 @@ use napi_derive::napi;
 pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
     let [interpreter, arguments] = [interpreter, arguments]
         .map(|words| words.into_iter().map(OsString::from).collect::<Vec<_>>());
-    let code = kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
+    kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
         cloud: kivu_aws::cloud(config),
         sinks: kivu_sinks::sinks(),
         parquet: kivu_parquet::parquet(),
         search: Some(kivu_search::search),
-    });
-    let _ = io::stdout().flush();
-    // The standard library has no conversion.
-    (0..=u8::MAX)
-        .find(|number| ExitCode::from(*number) == code)
-        .unwrap_or(1)
+    })
 }
 
 /// Names the folder with the package's own ONNX Runtime.

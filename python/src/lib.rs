@@ -12,12 +12,7 @@ use pyo3::pymodule;
 
 #[pymodule(name = "_native")]
 mod native {
-    use std::{
-        ffi::OsString,
-        io::{self, Write},
-        path::PathBuf,
-        process::ExitCode,
-    };
+    use std::{ffi::OsString, path::PathBuf};
 
     use pyo3::{Python, pyfunction};
 
@@ -29,18 +24,12 @@ mod native {
     #[pyfunction]
     fn command(py: Python<'_>, interpreter: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| {
-            let code =
-                kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
-                    cloud: kivu_aws::cloud(config),
-                    sinks: kivu_sinks::sinks(),
-                    parquet: kivu_parquet::parquet(),
-                    search: Some(kivu_search::search),
-                });
-            let _ = io::stdout().flush();
-            // The standard library has no conversion.
-            (0..=u8::MAX)
-                .find(|number| ExitCode::from(*number) == code)
-                .unwrap_or(1)
+            kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
+                cloud: kivu_aws::cloud(config),
+                sinks: kivu_sinks::sinks(),
+                parquet: kivu_parquet::parquet(),
+                search: Some(kivu_search::search),
+            })
         })
     }
 

@@ -12,7 +12,6 @@ use prost::Message;
 
 use crate::files::{io as files, weights::combined_sha256};
 use kivu::{
-    backend::external_files::entry,
     error::{Error, Result},
     onnx_proto::{EXTERNAL, ModelProto, StringStringEntryProto, TensorProto},
     repository::bundle::sha256_of,
