@@ -1,8 +1,8 @@
 //! The class `Model`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use kivu::pipeline::embedding::vectors::StoredVector;
+use kivu::{locked, pipeline::embedding::vectors::StoredVector};
 use kivu_bindings::{Joined, Source, Task, describe, on_thread, run};
 use napi::{
     Either, Env, JsString,
@@ -98,12 +98,7 @@ impl Model {
     /// Frees the model once its calls end.
     #[napi]
     pub fn close(&self) {
-        let opened = self
-            .opened
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(model) = opened {
+        if let Some(model) = locked(&self.opened).take() {
             in_background(move || drop(model));
         }
     }
@@ -111,8 +106,7 @@ impl Model {
 
 impl Model {
     fn model(&self) -> Result<Arc<kivu::Model>, Failure> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.clone().ok_or_else(|| {
+        locked(&self.opened).clone().ok_or_else(|| {
             let name = self.source.name();
             Failure::new(
                 "ClosedError",

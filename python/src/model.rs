@@ -3,10 +3,10 @@
 use std::{
     mem::ManuallyDrop,
     process,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
-use kivu::pipeline::embedding::vectors::StoredVector;
+use kivu::{locked, pipeline::embedding::vectors::StoredVector};
 use kivu_bindings::{Results, Source, Task, Token, Weights, describe, run};
 use pyo3::{
     Bound, IntoPyObjectExt, PyAny, PyResult, Python, pyclass, pymethods,
@@ -94,7 +94,7 @@ impl Model {
 
 impl Model {
     fn opened(&self) -> MutexGuard<'_, Option<Opened>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.opened)
     }
 
     /// The model, which is opened again in a forked child.

@@ -9,12 +9,13 @@ use std::{
     mem::ManuallyDrop,
     process,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use kivu::locked;
 use kivu_bindings::{Source, on_thread};
 use pyo3::{PyResult, Python};
 use tokio::runtime::Runtime;
@@ -58,7 +59,7 @@ impl Drop for Call {
 /// # Errors
 /// The process was forked during a call.
 fn runtime(py: Python<'_>) -> PyResult<Arc<Runtime>> {
-    let mut started = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut started = locked(&RUNTIME);
     let is_forked = started
         .as_ref()
         .is_some_and(|started| started.process != process::id());

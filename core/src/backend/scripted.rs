@@ -8,7 +8,7 @@ use crate::backend::{
     Backend, Deadline, Schedule, Signature,
     seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
 };
-use kivu_base::{error::Result, tensor::Tensor};
+use kivu_base::{error::Result, locked, tensor::Tensor};
 
 type Script = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
 
@@ -46,10 +46,7 @@ impl ScriptedBackend {
 
     /// First input's shape per batch so far.
     pub fn shapes(&self) -> Vec<Vec<usize>> {
-        self.shapes
-            .lock()
-            .map(|shapes| shapes.clone())
-            .unwrap_or_default()
+        locked(&self.shapes).clone()
     }
 }
 
@@ -81,9 +78,7 @@ impl Backend for ScriptedBackend {
                 return Err(deadline.exceeded());
             }
             self.signature.check_inputs(&inputs)?;
-            if let (Ok(mut shapes), Some(first)) = (self.shapes.lock(), inputs.first()) {
-                shapes.push(first.shape().to_vec());
-            }
+            locked(&self.shapes).extend(inputs.first().map(|first| first.shape().to_vec()));
             (self.script)(&inputs)
         };
         batches.into_iter().map(run).collect()
@@ -115,10 +110,7 @@ impl ScriptedSeq2Seq {
 
     /// Rows per step so far.
     pub fn steps(&self) -> Vec<usize> {
-        self.steps
-            .lock()
-            .map(|steps| steps.clone())
-            .unwrap_or_default()
+        locked(&self.steps).clone()
     }
 }
 
