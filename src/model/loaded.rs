@@ -142,27 +142,23 @@ pub fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> R
     let shortlist = shortlist
         .map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new))
         .transpose()?;
-    let dense = bundle
-        .manifest()
-        .settings
-        .embedding()
-        .and_then(|embedding| embedding.dense.as_ref());
-    let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
+    let manifest = bundle.manifest();
+    let embedding = manifest.settings.embedding();
+    let dense = embedding.and_then(|embedding| embedding.dense.as_ref());
     let ranges = dense
-        .map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
-    let sparse = bundle
-        .manifest()
+        .filter(|_| manifest.file(RANGES).is_some())
+        .map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new))
+        .transpose()?;
+    let sparse = embedding.and_then(|embedding| embedding.sparse.as_ref());
+    let query_weights = sparse
+        .and_then(|sparse| Some((sparse.queries.as_ref()?, sparse.dimensions)))
+        .map(|(queries, dimensions)| {
+            QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
+        })
+        .transpose()?;
+    let labels = manifest
         .settings
-        .embedding()
-        .and_then(|embedding| embedding.sparse.as_ref());
-    let query_weights =
-        sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
-    let query_weights = query_weights.map(|(queries, dimensions)| {
-        QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
-    });
-    let (ranges, query_weights) = (ranges.transpose()?, query_weights.transpose()?);
-    let labels = bundle.manifest().settings.label_encoder();
-    let labels = labels
+        .label_encoder()
         .map(|labels| Tokenizer::from_json(&bundle.read(&labels.tokenizer)?).map(Arc::new))
         .transpose()?;
     Ok(Tokenizers {
