@@ -8,13 +8,13 @@ type Graph = GraphBuilder;
 /// Looks up table rows by id, in fp32 or in 16 bits.
 pub fn lookup(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
     let rows = graph.gather(table, ids);
-    graph.cast(&rows, data_type::FLOAT)
+    graph.float(&rows)
 }
 
 /// Looks up int8 table rows by id, with a scale per row.
 pub fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
     let values = graph.gather(values, ids);
-    let values = graph.cast(&values, data_type::FLOAT);
+    let values = graph.float(&values);
     let scales = graph.gather(scales, ids);
     graph.mul(&values, &scales)
 }
@@ -58,7 +58,7 @@ pub fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions:
     let others = graph.add(&own, &farthest);
     let own = graph.unsqueeze(&own, &one);
     let distances = graph.sub(&others, &own);
-    graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
+    graph.gather_along(values, &distances, 2)
 }
 
 /// Each token's row after as many rows before it as there are after it, `count` in all; zeros for padding and beyond the
@@ -68,7 +68,7 @@ pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) 
     let before = (count / 2) as i64;
     let pads = graph.integers("pads", &[0, before, 0, 0, before, 0]);
     let length = length(graph, tokens);
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let mask = graph.unsqueeze(&mask, &two);
     let tokens = graph.mul(tokens, &mask);
     let padded = graph.pad(&tokens, &pads);
@@ -79,11 +79,7 @@ pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) 
             graph.slice(&padded, &start, &end, &one)
         })
         .collect();
-    graph.node(
-        "Concat",
-        &shifted.iter().collect::<Vec<_>>(),
-        vec![integer("axis", -1)],
-    )
+    graph.concat(&shifted.iter().collect::<Vec<_>>(), -1)
 }
 
 /// The form of a convolution.
@@ -113,7 +109,7 @@ pub fn gated_convolution(
     let pads = [0, before as i64, 0, 0, (count - 1 - before) as i64, 0];
     let pads = graph.integers("convolution_pads", &pads);
     let length = length(graph, projected);
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let mask = graph.unsqueeze(&mask, &two);
     let [first, second, last] = graph.split(projected);
     let product = graph.mul(&first, &last);
@@ -148,7 +144,7 @@ pub fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let (zero, one, two) = (graph.zero(), graph.one(), graph.two());
     let pads = graph.integers("pads_before", &[0, 1, 0, 0, 0, 0]);
     let length = length(graph, tokens);
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let mask = graph.unsqueeze(&mask, &two);
     let tokens = graph.mul(tokens, &mask);
     let padded = graph.pad(&tokens, &pads);
@@ -165,7 +161,7 @@ pub fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value 
     let positions = positions_of_tokens(graph, mask);
     let first = graph.floats("first_position", &[], &[1.0]);
     let is_first = graph.equal(&positions, &first);
-    let is_first = graph.cast(&is_first, data_type::FLOAT);
+    let is_first = graph.float(&is_first);
     weighted_sum(graph, tokens, &is_first)
 }
 
@@ -173,22 +169,18 @@ pub fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value 
 pub fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let one = graph.one();
     let positions = positions_of_tokens(graph, mask);
-    let last = graph.node(
-        "ReduceMax",
-        &[&positions, &one],
-        vec![integer("keepdims", 1)],
-    );
+    let last = graph.reduce_keeping("ReduceMax", &[&positions, &one]);
     let least = graph.floats("first_position", &[], &[1.0]);
     let last = graph.max(&last, &least);
     let is_last = graph.equal(&positions, &last);
-    let is_last = graph.cast(&is_last, data_type::FLOAT);
+    let is_last = graph.float(&is_last);
     weighted_sum(graph, tokens, &is_last)
 }
 
 /// Token positions, from 1 on; 0 for padding.
 pub fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
     let one = graph.one();
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let positions = graph.cumsum(&mask, &one);
     graph.mul(&positions, &mask)
 }
@@ -198,11 +190,7 @@ pub fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value
     let (one, last) = (graph.one(), graph.last_axis());
     let weights = graph.unsqueeze(weights, &last);
     let products = graph.mul(tokens, &weights);
-    graph.node(
-        "ReduceSum",
-        &[&products, &one],
-        vec![integer("keepdims", 0)],
-    )
+    graph.reduce("ReduceSum", &[&products, &one])
 }
 
 /// First token's vector per text.
@@ -243,19 +231,19 @@ pub fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value
     // Adds a column of zeros, the value for no step.
     let pads = graph.integers("pads", &[0, 0, 0, 1]);
     let steps = graph.pad(&steps, &pads);
-    let steps = graph.node("Gather", &[&steps, paths], vec![integer("axis", 1)]);
+    let steps = graph.gather_along(&steps, paths, 1);
     let steps = graph.reshape(&steps, shape);
     let axis = graph.integers("step_axis", &[2]);
-    let sum = graph.node("ReduceSum", &[&steps, &axis], vec![integer("keepdims", 0)]);
+    let sum = graph.reduce("ReduceSum", &[&steps, &axis]);
     let probability = graph.node("Exp", &[&sum], vec![]);
     graph.min(&probability, &one)
 }
 
 fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
     let one = graph.one();
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let sum = weighted_sum(graph, rows, &mask);
-    let count = graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]);
+    let count = graph.reduce_keeping("ReduceSum", &[&mask, &one]);
     let least = graph.floats("least_count", &[], &[1.0]);
     let count = graph.max(&count, &least);
     graph.div(&sum, &count)
@@ -266,7 +254,7 @@ pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
     let weights = graph.transpose(panels, &[1, 0, 2]);
     let matrix = graph.integers("matrix", &[0, -1]);
     let weights = graph.reshape(&weights, &matrix);
-    let weights = graph.cast(&weights, data_type::FLOAT);
+    let weights = graph.float(&weights);
     graph.matmul(input, &weights)
 }
 
@@ -297,7 +285,7 @@ impl Storage {
                 let order = vec![integers("perm", &[1, 3, 0, 2])];
                 let weights = graph.node("Transpose", &[panels], order);
                 let weights = graph.reshape(&weights, shape);
-                let weights = graph.cast(&weights, data_type::FLOAT);
+                let weights = graph.float(&weights);
                 let (input, scales) = match self {
                     Self::Int8Blocks => (
                         rounded_in_blocks(graph, input, shape),
@@ -393,18 +381,14 @@ pub fn expert_gates(
     let count = graph.integers(&format!("top_{top}"), &[top as i64]);
     let largest = graph.largest(&logits, &count);
     let last = graph.last_axis();
-    let least = graph.node(
-        "ReduceMin",
-        &[&largest, &last],
-        vec![integer("keepdims", 1)],
-    );
+    let least = graph.reduce_keeping("ReduceMin", &[&largest, &last]);
     let is_kept = graph.node("GreaterOrEqual", &[&logits, &least], vec![]);
     if bias.is_some() {
         let lowest = graph.floats("lowest", &[], &[f32::MIN]);
         let kept = graph.choose(&is_kept, &logits, &lowest);
         return softmax(graph, &kept);
     }
-    let is_kept = graph.cast(&is_kept, data_type::FLOAT);
+    let is_kept = graph.float(&is_kept);
     let weights = softmax(graph, &logits);
     graph.mul(&weights, &is_kept)
 }
@@ -446,10 +430,10 @@ impl RoutedTokens {
     pub fn of(&self, graph: &mut Graph, expert: usize) -> ExpertTokens {
         let (zero, one) = (graph.zero(), graph.one());
         let expert = graph.integers(&format!("expert_{expert}"), &[expert as i64]);
-        let gate = graph.node("Gather", &[&self.gates, &expert], vec![integer("axis", -1)]);
+        let gate = graph.gather_along(&self.gates, &expert, -1);
         let places = graph.node("NonZero", &[&gate], vec![]);
         // The places on the second axis.
-        let places = graph.node("Gather", &[&places, &one], vec![integer("axis", 0)]);
+        let places = graph.gather_along(&places, &one, 0);
         let places = graph.squeeze(&places, &zero);
         let of_tokens = || vec![integer("axis", 1)];
         let weights = graph.node("Gather", &[&gate, &places], of_tokens());
@@ -535,7 +519,7 @@ fn rounded(graph: &mut Graph, rows: &Value) -> Value {
     ]
     .map(|(name, value)| graph.floats(name, &[], &[value]));
     let [least, most] = [("ReduceMin", "Min"), ("ReduceMax", "Max")].map(|(reduce, limit)| {
-        let found = graph.node(reduce, &[rows, &last], vec![integer("keepdims", 1)]);
+        let found = graph.reduce_keeping(reduce, &[rows, &last]);
         graph.node(limit, &[&found, &zero], vec![])
     });
     let mut node = |operator: &str, inputs: [&Value; 2]| graph.node(operator, &inputs, vec![]);
@@ -558,7 +542,7 @@ fn by_block(graph: &mut Graph, values: &Value) -> Value {
 
 /// Per-column maximum over a text's tokens; `f32::MIN` without tokens.
 pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let two = graph.integers("mask_axis", &[2]);
     let mask = graph.unsqueeze(&mask, &two);
     let lowest = graph.floats("lowest", &[], &[f32::MIN]);
@@ -567,7 +551,7 @@ pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Valu
     let penalty = graph.mul(&is_padding, &lowest);
     let tokens = graph.add(tokens, &penalty);
     let axis = graph.integers("token_axis", &[1]);
-    graph.node("ReduceMax", &[&tokens, &axis], vec![integer("keepdims", 0)])
+    graph.reduce("ReduceMax", &[&tokens, &axis])
 }
 
 /// A linear layer's per-output maximum over a text's tokens, from its input, the mask, the layer's constants, and the

@@ -312,6 +312,26 @@ impl GraphBuilder {
         self.integers("last_axis", &[-1])
     }
 
+    /// Reduces axes, which the result lacks.
+    pub fn reduce(&mut self, operator: &str, inputs: &[&Value]) -> Value {
+        self.node(operator, inputs, vec![integer("keepdims", 0)])
+    }
+
+    /// Reduces axes to a length of 1.
+    pub fn reduce_keeping(&mut self, operator: &str, inputs: &[&Value]) -> Value {
+        self.node(operator, inputs, vec![integer("keepdims", 1)])
+    }
+
+    /// Values at places along an axis.
+    pub fn gather_along(&mut self, value: &Value, places: &Value, axis: i64) -> Value {
+        self.node("Gather", &[value, places], vec![integer("axis", axis)])
+    }
+
+    /// The numbers in fp32.
+    pub fn float(&mut self, value: &Value) -> Value {
+        self.cast(value, data_type::FLOAT)
+    }
+
     /// Joins values along an axis.
     pub fn concat(&mut self, values: &[&Value], axis: i64) -> Value {
         self.node("Concat", values, vec![integer("axis", axis)])

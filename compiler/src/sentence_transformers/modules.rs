@@ -357,8 +357,7 @@ impl Modules {
                     let last = graph.last_axis();
                     // `eps` in `torch.nn.functional.normalize`.
                     let least = graph.floats("least_length", &[], &[1e-12]);
-                    let length =
-                        graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
+                    let length = graph.reduce_keeping("ReduceL2", &[&text, &last]);
                     let length = graph.max(&length, &least);
                     text = graph.div(&text, &length);
                 }

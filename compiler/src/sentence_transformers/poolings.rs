@@ -7,7 +7,7 @@ use crate::{
         config::{ConfigFile, OneOrMany},
         model_folder::ModelFolder,
     },
-    onnx::{GraphBuilder, Value, data_type, functions, integer},
+    onnx::{GraphBuilder, Value, data_type, functions},
 };
 use kivu::error::{Error, Result, quoted};
 
@@ -109,11 +109,7 @@ pub fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &M
         .collect();
     match &vectors[..] {
         [vector] => vector.clone(),
-        _ => graph.node(
-            "Concat",
-            &vectors.iter().collect::<Vec<_>>(),
-            vec![integer("axis", -1)],
-        ),
+        _ => graph.concat(&vectors.iter().collect::<Vec<_>>(), -1),
     }
 }
 
@@ -132,24 +128,22 @@ impl Mode {
                 let is_token = graph.cast(mask, data_type::BOOL);
                 let is_token = graph.unsqueeze(&is_token, &last);
                 let kept = graph.choose(&is_token, tokens, &lowest);
-                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
+                graph.reduce("ReduceMax", &[&kept, &one])
             }
             Self::MeanSqrtLen => {
-                let weights = graph.cast(mask, data_type::FLOAT);
+                let weights = graph.float(mask);
                 let sum = functions::weighted_sum(graph, tokens, &weights);
-                let count =
-                    graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let count = graph.reduce_keeping("ReduceSum", &[&weights, &one]);
                 let root = graph.node("Sqrt", &[&count], vec![]);
                 graph.div(&sum, &root)
             }
             Self::WeightedMean => {
                 // Counted from the first token, whether it is pooled or not.
                 let positions = functions::positions_of_tokens(graph, masks.tokens);
-                let is_pooled = graph.cast(mask, data_type::FLOAT);
+                let is_pooled = graph.float(mask);
                 let weights = graph.mul(&positions, &is_pooled);
                 let sum = functions::weighted_sum(graph, tokens, &weights);
-                let total =
-                    graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let total = graph.reduce_keeping("ReduceSum", &[&weights, &one]);
                 graph.div(&sum, &total)
             }
         }

@@ -127,7 +127,7 @@ impl CountedSpans {
             schemas,
         } = features;
         let one = graph.one();
-        let count = graph.node("ReduceMax", &[&instances], vec![integer("keepdims", 0)]);
+        let count = graph.reduce("ReduceMax", &[&instances]);
         let count = graph.cast(&count, data_type::INT64);
         let count = graph.max(&count, &one);
         let states = recur(graph, [&labels, &count], width, [steps, g0, g1]);
@@ -208,22 +208,22 @@ impl CountedSpans {
             &[&counts],
             vec![integer("axis", -1), integer("keepdims", 1)],
         );
-        let counts = graph.cast(&counts, data_type::FLOAT);
+        let counts = graph.float(&counts);
         let (one, last) = (graph.one(), graph.last_axis());
         let all = graph.add(&indexes, &one);
         let schemas = graph.unsqueeze(&schemas, &last);
         let is_own = graph.equal(&schemas, &all);
-        let is_own = graph.cast(&is_own, data_type::FLOAT);
+        let is_own = graph.float(&is_own);
         let counts = graph.matmul(&is_own, &counts);
         let [is_entity, is_field, is_class] = [is_entity, is_field, is_class].map(|flag| {
             let flag = graph.unsqueeze(&flag, &last);
-            graph.cast(&flag, data_type::FLOAT)
+            graph.float(&flag)
         });
         // Entities are one instance.
         let once = graph.min(&counts, &is_entity);
         let counts = graph.mul(&counts, &is_field);
         let counts = graph.add(&counts, &once);
-        let schemas = graph.cast(&schemas, data_type::FLOAT);
+        let schemas = graph.float(&schemas);
         let features = graph.concat(&[&counts, &is_class, &schemas], 2);
         let (features, _) = numbered(graph, &features, &numbers, max_tokens);
         let [instances, is_class, schemas] = graph.split(&features);
@@ -429,7 +429,7 @@ fn mix_labels(
     let others_schemas = graph.transpose(schemas, &[0, 2, 1]);
     let is_other = graph.equal(schemas, &others_schemas);
     let is_other = graph.not(&is_other);
-    let is_other = graph.cast(&is_other, data_type::FLOAT);
+    let is_other = graph.float(&is_other);
     let masked = graph.floats("other_schemas", &[], &[ABSENT]);
     let bias = graph.mul(&is_other, &masked);
     let bias = graph.unsqueeze(&bias, &one);

@@ -1,7 +1,7 @@
 //! Layers on spans that GLiNER's and GLiNER2's heads share, and the selection of words and labels among tokens.
 
 use super::word_scores::{divided, layer, linear, listed};
-use crate::onnx::{GraphBuilder, Value, data_type, integer, layers::Layers};
+use crate::onnx::{GraphBuilder, Value, data_type, layers::Layers};
 use kivu::error::Result;
 
 /// Constants of the span layers called `name`, in the order in which the native engine reads them: the last layer; the
@@ -47,24 +47,20 @@ pub fn span_logits(
     let [starts, ends] = sides;
     let indexes = indexes(graph, words, max_tokens);
     let last_axis = graph.last_axis();
-    let last = graph.node("ReduceMax", &[&indexes], vec![integer("keepdims", 1)]);
+    let last = graph.reduce_keeping("ReduceMax", &[&indexes]);
     let mut of_lengths = Vec::new();
     for length in 0..longest {
         let offset = graph.integers(&format!("span_{length}"), &[length as i64]);
         let ends_at = graph.add(&indexes, &offset);
         let ends_at = graph.min(&ends_at, &last);
-        let ends = graph.node("Gather", &[&ends, &ends_at], vec![integer("axis", 1)]);
+        let ends = graph.gather_along(&ends, &ends_at, 1);
         let spans = graph.add(&starts, &ends);
         let spans = graph.relu(&spans);
         let products = graph.matmul(&spans, &labels);
         let logits = graph.add(&products, &biases);
         of_lengths.push(graph.unsqueeze(&logits, &last_axis));
     }
-    graph.node(
-        "Concat",
-        &of_lengths.iter().collect::<Vec<_>>(),
-        vec![integer("axis", 3)],
-    )
+    graph.concat(&of_lengths.iter().collect::<Vec<_>>(), 3)
 }
 
 /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
@@ -87,7 +83,7 @@ fn indexes(graph: &mut GraphBuilder, numbers: &Value, max_tokens: usize) -> Valu
     let zero = graph.zero();
     let counting = graph.integers("span_indexes", &counting);
     let flat = graph.integers("flat_list", &[-1]);
-    let count = graph.node("ReduceMax", &[numbers], vec![integer("keepdims", 1)]);
+    let count = graph.reduce_keeping("ReduceMax", &[numbers]);
     let count = graph.reshape(&count, &flat);
     graph.slice(&counting, &zero, &count, &zero)
 }
@@ -106,7 +102,7 @@ pub fn numbered(
     let expected = graph.unsqueeze(&expected, &one);
     let numbers = graph.unsqueeze(numbers, &one);
     let is_token = graph.equal(&numbers, &expected);
-    let is_token = graph.cast(&is_token, data_type::FLOAT);
+    let is_token = graph.float(&is_token);
     (graph.matmul(&is_token, tokens), indexes)
 }
 

@@ -286,7 +286,7 @@ fn word_lstm(
     let zeros = graph.sub(&biases, &biases);
     let biases = graph.concat(&[&biases, &zeros], 1);
     let one = graph.one();
-    let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
+    let lengths = graph.reduce("ReduceMax", &[words, &one]);
     let lengths = graph.cast(&lengths, data_type::INT32);
     let steps = graph.transpose(vectors, &[1, 0, 2]);
     let attributes = vec![

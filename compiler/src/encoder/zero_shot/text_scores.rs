@@ -3,7 +3,7 @@
 //! All tokens that are pooled have the word number 1: their sum or mean is the text's vector.
 
 use super::word_scores::{self, divided, layer, linear, listed, rows};
-use crate::onnx::{GraphBuilder, Value, data_type, integer, layers::Layers};
+use crate::onnx::{GraphBuilder, Value, data_type, layers::Layers};
 use kivu::error::{Error, Result};
 
 /// Added to a vector's length before it is divided by it, as in the package `gliclass`.
@@ -104,12 +104,8 @@ impl TextHead {
         if self.is_mean {
             let [one, two] = [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
             let is_pooled = graph.cast(words, data_type::BOOL);
-            let is_pooled = graph.cast(&is_pooled, data_type::FLOAT);
-            let count = graph.node(
-                "ReduceSum",
-                &[&is_pooled, &one],
-                vec![integer("keepdims", 1)],
-            );
+            let is_pooled = graph.float(&is_pooled);
+            let count = graph.reduce_keeping("ReduceSum", &[&is_pooled, &one]);
             let count = graph.unsqueeze(&count, &two);
             texts = graph.div(&texts, &count);
         }
@@ -123,7 +119,7 @@ impl TextHead {
             }
             let last = graph.last_axis();
             let epsilon = graph.floats("length_epsilon", &[], &[EPSILON]);
-            let length = graph.node("ReduceL2", &[&rows, &last], vec![integer("keepdims", 1)]);
+            let length = graph.reduce_keeping("ReduceL2", &[&rows, &last]);
             let length = graph.add(&length, &epsilon);
             graph.div(&rows, &length)
         })

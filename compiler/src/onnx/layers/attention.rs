@@ -1,7 +1,7 @@
 //! Attention that depends on positions, with the operators of ONNX Runtime; the native engine has its own.
 
 use super::{MASKED, Rotary, Rotation};
-use crate::onnx::{GraphBuilder, Value, data_type, float, functions, integer};
+use crate::onnx::{GraphBuilder, Value, float, functions, integer};
 
 /// Added to the score of a token outside the window: far below any score, but above padding's, so that their sum is
 /// finite.
@@ -87,7 +87,7 @@ pub fn attend_by_position(
         graph.floats("one_float", &[], &[1.0]),
     );
     let count = graph.squeeze(&length, &zero);
-    let count = graph.cast(&count, data_type::FLOAT);
+    let count = graph.float(&count);
     let positions = graph.node("Range", &[&first, &count, &step], vec![]);
     let (mut queries, mut keys) = (queries.clone(), keys.clone());
     if let Some(rotary) = rotary {
@@ -132,7 +132,7 @@ fn distance_bias(
         let limit = graph.floats(&format!("float_{limit}"), &[], &[limit as f32]);
         let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
         let is_far = graph.greater(distances, &limit);
-        let is_far = graph.cast(&is_far, data_type::FLOAT);
+        let is_far = graph.float(&is_far);
         terms.push(graph.mul(&is_far, &out_of_reach));
     }
     if has_slopes {
@@ -196,7 +196,7 @@ fn attend_in_steps(
     if let Some(bias) = bias {
         scores = graph.add(&scores, bias);
     }
-    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.float(mask);
     let padding = graph.sub(&one, &mask);
     let padding = graph.mul(&padding, &masked);
     let padding = graph.unsqueeze(&padding, &axes);
@@ -247,7 +247,7 @@ fn for_each_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value
         .collect();
     let rows = graph.integers(&format!("key_heads_{heads}_{key_heads}"), &rows);
     let tokens = graph.reshape(tokens, &by_head);
-    let tokens = graph.node("Gather", &[&tokens, &rows], vec![integer("axis", 2)]);
+    let tokens = graph.gather_along(&tokens, &rows, 2);
     graph.reshape(&tokens, &flat)
 }
 

@@ -214,11 +214,7 @@ impl Layers<'_> {
         // Avoids division by zero for all-zero tokens.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
         let largest = self.graph.abs(input);
-        let largest = self.graph.node(
-            "ReduceMax",
-            &[&largest, &last],
-            vec![integer("keepdims", 1)],
-        );
+        let largest = self.graph.reduce_keeping("ReduceMax", &[&largest, &last]);
         let largest = self.graph.max(&largest, &smallest);
         let scaled = self.graph.div(input, &largest);
         let product = self.by_channel(layer, &scaled, &Value::none());

@@ -205,7 +205,7 @@ impl Rotation {
             let limit = graph.integers("short_length", &[positions as i64]);
             let is_long = graph.greater(length, &limit);
             let row = graph.cast(&is_long, data_type::INT64);
-            frequencies = graph.node("Gather", &[&frequencies, &row], vec![integer("axis", 0)]);
+            frequencies = graph.gather_along(&frequencies, &row, 0);
         }
         if let Scaling::DynamicNtk { factor, positions } = rotary.scaling {
             let growth = growth(graph, length, factor, positions);
@@ -296,7 +296,7 @@ impl QueryGrowth {
 
 /// Growth factor for `length` tokens beyond `positions`, scaled by `factor`; 1 for shorter texts.
 fn growth(graph: &mut GraphBuilder, length: &Value, factor: f64, positions: usize) -> Value {
-    let length = graph.cast(length, data_type::FLOAT);
+    let length = graph.float(length);
     let mut constant = |name: &str, value: f64| graph.floats(name, &[], &[value as f32]);
     let slope = constant("growth_slope", factor / positions as f64);
     let offset = constant("growth_offset", factor - 1.0);
