@@ -37,6 +37,9 @@ use kivu::{
     telemetry::trace::Trace,
 };
 
+#[cfg(test)]
+pub use self::tests::compare_ranges;
+
 /// A range with this many bytes has no further rows.
 const MAX_RANGE_BYTES: u64 = 256 * 1024 * 1024;
 
@@ -537,7 +540,7 @@ fn failed(store: &Arc<dyn Store>, results: Option<&Results>) -> Result<Vec<(u64,
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use std::fs;
 
     use super::*;

@@ -5,6 +5,9 @@
 use md5::{Digest, Md5};
 use prost::Message;
 
+#[cfg(test)]
+pub use self::tests::aggregate;
+
 const MAGIC: [u8; 4] = [0xF3, 0x89, 0x9A, 0xC2];
 const DIGEST_BYTES: usize = 16;
 
@@ -42,7 +45,7 @@ fn aggregated(data: &[u8]) -> Option<Vec<UserRecord>> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use base64::{Engine, prelude::BASE64_STANDARD};
 
     use super::*;

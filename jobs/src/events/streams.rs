@@ -408,11 +408,8 @@ mod tests {
             let kinesis = json!({ "sequenceNumber": number, "data": BASE64_STANDARD.encode(data) });
             json!({ "eventSourceARN": "arn:aws:kinesis:eu-west-1:123456789012:stream/reviews", "kinesis": kinesis })
         };
-        let aggregated = kinesis_aggregation::tests::aggregate(&[
-            "{\"text\": \"a\"}",
-            "\n",
-            "{\"text\": \"b\"}",
-        ]);
+        let aggregated =
+            kinesis_aggregation::aggregate(&["{\"text\": \"a\"}", "\n", "{\"text\": \"b\"}"]);
         let records = [record("1", &aggregated), record("2", b"{\"text\": \"c\"}")];
         let found = StreamBatch::of_kinesis(&records).unwrap().records;
         let found: Vec<_> = found

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use super::records::Splitter;
 use crate::rows::{Chunk, CsvOptions, CsvReader, Head, Layout, RowReader};
 use crate::{
-    events::distributed_map::tests::compare_ranges,
+    events::distributed_map::compare_ranges,
     input::format::Format,
     output::{
         answer::{Cell, RowError, label_columns},
