@@ -75,24 +75,25 @@ pub struct Figure {
 }
 
 impl Figure {
-    fn new(name: &'static str, value: f64) -> Self {
+    fn new(name: &'static str, value: impl Into<f64>) -> Self {
         Self {
             name,
-            value: Some(value),
+            value: Some(value.into()),
             interval: None,
             is_share: false,
         }
     }
 
     /// A share that is no share of independent rows.
-    fn share(name: &'static str, value: f64) -> Self {
+    fn share(name: &'static str, value: impl Into<f64>) -> Self {
         Self {
             is_share: true,
             ..Self::new(name, value)
         }
     }
 
-    fn share_of(name: &'static str, share: Option<f64>, rows: usize) -> Self {
+    fn share_of(name: &'static str, share: Option<impl Into<f64>>, rows: usize) -> Self {
+        let share = share.map(Into::into);
         Self {
             name,
             value: share,
@@ -283,46 +284,35 @@ fn agreement(quality: &Quality) -> Vec<Figure> {
             neighbours,
             ..
         } => {
-            let cosines = [
-                ("mean cosine", f64::from(mean_cosine)),
-                ("worst cosine", f64::from(worst_cosine)),
+            let mut figures = vec![
+                Figure::new("mean cosine", mean_cosine),
+                Figure::new("worst cosine", worst_cosine),
             ];
-            let mut figures = cosines
-                .map(|(name, value)| Figure::new(name, value))
-                .to_vec();
-            figures.extend(
-                neighbours.map(|kept| Figure::share("recall@10", f64::from(kept.ten_nearest))),
-            );
+            figures.extend(neighbours.map(|kept| Figure::share("recall@10", kept.ten_nearest)));
             figures
         }
         Quality::Classification {
             texts, agreement, ..
-        } => vec![Figure::share_of(
-            "same label",
-            Some(f64::from(agreement)),
-            texts,
-        )],
+        } => vec![Figure::share_of("same label", Some(agreement), texts)],
         Quality::TokenClassification {
             agreement,
             entity_agreement,
             ..
         } => {
-            let mut figures = vec![Figure::share("same label", f64::from(agreement))];
-            figures.extend(
-                entity_agreement.map(|share| Figure::share("same entities", f64::from(share))),
-            );
+            let mut figures = vec![Figure::share("same label", agreement)];
+            figures.extend(entity_agreement.map(|share| Figure::share("same entities", share)));
             figures
         }
         Quality::ZeroShotEntities { agreement, .. } => {
-            vec![Figure::share("same entities", f64::from(agreement))]
+            vec![Figure::share("same entities", agreement)]
         }
         Quality::Ranking {
             rank_agreement,
             mean_difference,
             ..
         } => vec![
-            Figure::share("same order", f64::from(rank_agreement)),
-            Figure::new("score difference", f64::from(mean_difference)),
+            Figure::share("same order", rank_agreement),
+            Figure::new("score difference", mean_difference),
         ],
         Quality::Seq2Seq {
             texts,
@@ -330,12 +320,8 @@ fn agreement(quality: &Quality) -> Vec<Figure> {
             chrf,
             ..
         } => {
-            let mut figures = vec![Figure::share_of(
-                "same text",
-                Some(f64::from(identical)),
-                texts,
-            )];
-            figures.extend(chrf.map(|chrf| Figure::new("chrF2", f64::from(chrf))));
+            let mut figures = vec![Figure::share_of("same text", Some(identical), texts)];
+            figures.extend(chrf.map(|chrf| Figure::new("chrF2", chrf)));
             figures
         }
     }
