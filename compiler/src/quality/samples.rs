@@ -86,17 +86,8 @@ impl ColumnNames {
     /// # Errors
     /// Such a column is not expected.
     pub fn new(pairs: Vec<(String, String)>) -> Result<Self> {
-        let known: Vec<&str> = PAIRS
-            .iter()
-            .flatten()
-            .chain(&TEXT)
-            .chain(&QUESTION)
-            .chain(&PASSAGE)
-            .chain(&SCORE)
-            .chain(&LABEL)
-            .chain(&REFERENCE)
-            .copied()
-            .collect();
+        let others = [&TEXT[..], &QUESTION, &PASSAGE, &SCORE, &LABEL, &REFERENCE];
+        let known = [PAIRS.as_flattened(), &others.concat()].concat();
         match pairs
             .iter()
             .find(|(name, _)| !known.contains(&name.as_str()))
