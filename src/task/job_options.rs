@@ -274,6 +274,17 @@ const fn option(name: &'static str, field: &'static str, form: Form) -> JobOptio
     }
 }
 
+/// An option with the name of its field.
+const fn same(name: &'static str, form: Form) -> JobOption {
+    option(name, name, form)
+}
+
+const REDACT_STYLE: JobOption = option(
+    "redact-style",
+    "redact_style",
+    Form::Choice(described::<Style>),
+);
+
 impl JobParameters for ZeroShotParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("labels", "candidate_labels", Form::List),
@@ -291,37 +302,29 @@ impl JobParameters for TokenClassificationParameters {
             Form::Choice(described::<Aggregation>),
         ),
         option("ignore-labels", "ignore_labels", Form::List),
-        option("stride", "stride", Form::Count),
+        same("stride", Form::Count),
         option("transition-biases", "transition_biases", Form::Biases),
-        option("redact", "redact", Form::Flag),
-        option(
-            "redact-style",
-            "redact_style",
-            Form::Choice(described::<Style>),
-        ),
+        same("redact", Form::Flag),
+        REDACT_STYLE,
         NUMBER_SCOPE,
-        option("patterns", "patterns", Form::List),
+        same("patterns", Form::List),
     ];
 }
 
 impl JobParameters for ZeroShotEntitiesParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("labels", "candidate_labels", Form::List),
-        option("threshold", "threshold", Form::Number),
+        same("threshold", Form::Number),
         JobOption {
             help: "Also find nested entities, with a model that takes labels",
             ..option("flat", "flat_ner", Form::Flag)
         },
         option("multi-label", "multi_label", Form::Flag),
-        option("stride", "stride", Form::Count),
-        option("redact", "redact", Form::Flag),
-        option(
-            "redact-style",
-            "redact_style",
-            Form::Choice(described::<Style>),
-        ),
+        same("stride", Form::Count),
+        same("redact", Form::Flag),
+        REDACT_STYLE,
         NUMBER_SCOPE,
-        option("patterns", "patterns", Form::List),
+        same("patterns", Form::List),
     ];
 }
 
@@ -332,7 +335,7 @@ impl JobParameters for ClassificationParameters {
 impl JobParameters for RankingParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("raw-scores", "raw_scores", Form::Flag),
-        option("instruction", "instruction", Form::Text),
+        same("instruction", Form::Text),
     ];
 }
 
@@ -347,16 +350,16 @@ impl JobParameters for EmbeddingParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("prompt", "prompt_name", Form::Text),
         option("embedding-task", "task", Form::Text),
-        option("normalize", "normalize", Form::Boolean),
-        option("dimensions", "dimensions", Form::Count),
+        same("normalize", Form::Boolean),
+        same("dimensions", Form::Count),
         option(
             "vector-type",
             "output_dtype",
             Form::Choice(described::<VectorType>),
         ),
-        option("outputs", "outputs", Form::Choices(described::<VectorKind>)),
+        same("outputs", Form::Choices(described::<VectorKind>)),
         option("max-active-dims", "max_active_dims", Form::Count),
-        option("words", "words", Form::Flag),
+        same("words", Form::Flag),
     ];
 }
 
@@ -364,7 +367,7 @@ impl JobParameters for ExtractionParameters {
     const OPTIONS: &'static [JobOption] = &[
         option("schema-form", "task", Form::Choice(described::<SchemaForm>)),
         option(SCHEMA, "schema", Form::Schema),
-        option("threshold", "threshold", Form::Number),
+        same("threshold", Form::Number),
         option("confidence", "include_confidence", Form::Flag),
         option("spans", "include_spans", Form::Flag),
     ];
