@@ -11,16 +11,11 @@ use kivu::{
         seq2seq::GeneratedText,
     },
     task::{
-        classification::{ClassificationParameters, Scores, ZeroShotParameters},
-        embedding::EmbeddingParameters,
-        entities::{
-            RestorationParameters, TokenClassificationParameters, ZeroShotEntitiesParameters,
-        },
+        classification::Scores,
+        entities::RestorationParameters,
         extraction::read_extraction_parameters,
-        ranking::RankingParameters,
         read_parameters,
         text_to_text::{TextGenerator, TextToTextParameters},
-        tokens::TokenParameters,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -162,8 +157,7 @@ fn texts(inputs: Vec<Input>) -> Result<Vec<String>> {
 }
 
 async fn encode(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters: EmbeddingParameters = read(parameters)?;
-    let embedder = model.embedder(&parameters)?;
+    let embedder = model.embedder(&read(parameters)?)?;
     let texts = texts.into_iter().map(Input::Text).collect();
     let found = embedder.run(texts, Deadline::none()).await?;
     let dense = found.vectors.into_iter().filter_map(|text| text.dense);
@@ -177,8 +171,7 @@ async fn encode(model: &Model, parameters: &str, texts: Vec<String>) -> Result<R
 }
 
 async fn multi_vectors(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters: EmbeddingParameters = read(parameters)?;
-    let embedder = model.token_embedder(&parameters)?;
+    let embedder = model.token_embedder(&read(parameters)?)?;
     let texts = texts.into_iter().map(Input::Text).collect();
     let found = embedder.run(texts, Deadline::none()).await?.vectors;
     Ok(Results::Vectors {
@@ -192,8 +185,7 @@ async fn multi_vectors(model: &Model, parameters: &str, texts: Vec<String>) -> R
 }
 
 async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters: EmbeddingParameters = read(parameters)?;
-    let embedder = model.embedder(&parameters)?;
+    let embedder = model.embedder(&read(parameters)?)?;
     let texts = texts.into_iter().map(Input::Text).collect();
     let found = embedder.run(texts, Deadline::none()).await?;
     let token = |(id, weight)| (embedder.word(id).map_or(Token::Id(id), Token::Word), weight);
@@ -206,15 +198,13 @@ async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Result<R
 }
 
 async fn classify(model: &Model, parameters: &str, inputs: Vec<Input>) -> Result<Results> {
-    let parameters: ClassificationParameters = read(parameters)?;
-    let classifier = model.classifier(&parameters)?;
+    let classifier = model.classifier(&read(parameters)?)?;
     let scores = classifier.run(inputs, Deadline::none()).await?;
     json(&predictions(classifier.labels(), &scores, classifier.top))
 }
 
 async fn zero_shot(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters: ZeroShotParameters = read(parameters)?;
-    let classifier = model.zero_shot_classifier(&parameters)?;
+    let classifier = model.zero_shot_classifier(&read(parameters)?)?;
     let scores = classifier.run(&texts, Deadline::none()).await?;
     json(&predictions(classifier.labels(), &scores, None))
 }
@@ -234,11 +224,9 @@ async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Result
         );
     }
     let finder = if has_labels {
-        let parameters: ZeroShotEntitiesParameters = read_parameters(fields)?;
-        model.labelled_entity_finder(&parameters)?
+        model.labelled_entity_finder(&read_parameters(fields)?)?
     } else {
-        let parameters: TokenClassificationParameters = read_parameters(fields)?;
-        model.entity_finder(&parameters)?
+        model.entity_finder(&read_parameters(fields)?)?
     };
     json(&finder.run(texts, Deadline::none()).await?.texts)
 }
@@ -257,8 +245,7 @@ async fn rank(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Res
     if top_k == Some(0) {
         return Err(Error::invalid("expected `top_k` above 0, but found 0"));
     }
-    let parameters: RankingParameters = read(parameters)?;
-    let ranker = model.ranker(&parameters)?;
+    let ranker = model.ranker(&read(parameters)?)?;
     let (scores, _) = ranker.run(query, texts.collect(), Deadline::none()).await?;
     let order = descending(&scores)
         .into_iter()
@@ -283,13 +270,8 @@ async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Result
 }
 
 async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters: TokenParameters = read(parameters)?;
-    json(
-        &model
-            .token_reader(parameters)?
-            .run(texts, Deadline::none())
-            .await?,
-    )
+    let reader = model.token_reader(read(parameters)?)?;
+    json(&reader.run(texts, Deadline::none()).await?)
 }
 
 fn restore(parameters: &str, texts: &[String]) -> Result<Results> {
