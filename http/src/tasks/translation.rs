@@ -343,30 +343,25 @@ async fn choose<'a>(
         .iter()
         .filter_map(|model| Some((model, model.directions()?)))
         .collect();
-    let serves = |own: &Manifest| own.translation().is_some();
-    if name.is_some() || all.len() < 2 {
-        return context
-            .pipeline(name, Task::Translation, &[&serves], Pipeline::translation)
-            .await;
-    }
-    // Without a source language, a model that does not need it.
-    let is_enough = |directions: &Directions| {
-        wanted.source.is_none() && wanted.target.is_some() && !directions.needs_source()
-    };
-    let mut able = all.iter().filter(|(_, directions)| directions.has(wanted));
-    let first = able
-        .clone()
-        .find(|(_, directions)| is_enough(directions))
-        .or_else(|| able.next());
-    match first {
-        Some((entry, _)) => {
-            let name = Some(entry.name.as_str());
-            context
-                .pipeline(name, Task::Translation, &[&serves], Pipeline::translation)
-                .await
+    let name = match name {
+        None if all.len() > 1 => {
+            // Without a source language, a model that does not need it.
+            let is_enough = |directions: &Directions| {
+                wanted.source.is_none() && wanted.target.is_some() && !directions.needs_source()
+            };
+            let able = || all.iter().filter(|(_, directions)| directions.has(wanted));
+            let first = able()
+                .find(|(_, directions)| is_enough(directions))
+                .or_else(|| able().next());
+            let (entry, _) = first.ok_or_else(|| unsupported_languages(&all, wanted))?;
+            Some(entry.name.as_str())
         }
-        None => Err(unsupported_languages(&all, wanted)),
-    }
+        name => name,
+    };
+    let serves = |own: &Manifest| own.translation().is_some();
+    context
+        .pipeline(name, Task::Translation, &[&serves], Pipeline::translation)
+        .await
 }
 
 /// The error for languages between which no model translates.
