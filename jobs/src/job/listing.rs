@@ -23,12 +23,13 @@ const CHECKPOINT: &str = ".checkpoint";
 const ID: usize = 16;
 
 /// A job's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
     /// Its process publishes progress.
     Running,
     /// Begun, without progress yet.
+    #[default]
     Begun,
     /// Stopped; the next run continues it.
     Waiting,
@@ -41,7 +42,7 @@ pub enum JobState {
 }
 
 /// A job with an output in S3.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ListedJob {
     /// The job's state.
     pub state: JobState,
@@ -163,15 +164,7 @@ fn of_output(state: JobState, output: String) -> ListedJob {
     ListedJob {
         state,
         output,
-        input: None,
-        model: None,
-        rows: None,
-        errors: None,
-        rows_per_second: None,
-        seconds_left: None,
-        started: None,
-        updated: None,
-        error: None,
+        ..ListedJob::default()
     }
 }
 
