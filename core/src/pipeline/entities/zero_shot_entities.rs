@@ -68,15 +68,15 @@ pub struct ZeroShotEntitiesSettings {
 impl ZeroShotEntitiesSettings {
     /// Prompt tokens in front of each text: the labels, each after its marker.
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
-        let form = WordForm::Gliner;
+        let with_ids = |ids| WordPrompt {
+            ids,
+            words: Vec::new(),
+            max_words: self.max_words,
+            form: WordForm::Gliner,
+            finds_words: true,
+        };
         if self.label_encoder.is_some() {
-            return Ok(WordPrompt {
-                ids: Vec::new(),
-                words: Vec::new(),
-                max_words: self.max_words,
-                form,
-                finds_words: true,
-            });
+            return Ok(with_ids(Vec::new()));
         }
         if let Some(token) = &self.schema_token {
             let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
@@ -124,13 +124,7 @@ impl ZeroShotEntitiesSettings {
             ids.extend(marker.iter().chain(&tokens));
         }
         ids.extend(tokenizer.ids(&self.separator)?);
-        Ok(WordPrompt {
-            ids,
-            words: Vec::new(),
-            max_words: self.max_words,
-            form,
-            finds_words: true,
-        })
+        Ok(with_ids(ids))
     }
 }
 
