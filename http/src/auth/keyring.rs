@@ -103,7 +103,8 @@ fn parse_key(line: &str) -> Option<(&str, Hash, SplitWhitespace<'_>)> {
     let (name, rest) = line.rsplit_once(':')?;
     let (name, mut fields) = (name.trim(), rest.split_whitespace());
     let digits = fields.next()?;
-    if !is_name(name) || digits.len() != 64 || !digits.is_ascii() {
+    let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if !is_name(name) || digits.len() != 64 || !is_hex {
         return None;
     }
     let mut hash = Hash::default();
@@ -168,11 +169,13 @@ mod tests {
     #[test]
     fn an_invalid_line_is_reported_by_number_only() {
         let (key, line) = make_key("alice").unwrap();
-        let (spaced, misspelled) = (
+        let (spaced, signed, misspelled) = (
             format!("a b:{}", "0".repeat(64)),
+            format!("alice:{}", "+f".repeat(32)),
             format!("{line} expire=2027-01-31"),
         );
-        for wrong in ["alice:12", "alice:", &spaced, &"é".repeat(32), &misspelled] {
+        let other = "é".repeat(32);
+        for wrong in ["alice:12", "alice:", &spaced, &signed, &other, &misspelled] {
             assert!(Keyring::parse(wrong).is_err(), "{wrong}");
         }
         let error = Keyring::parse(&format!("\n{key}")).unwrap_err();
