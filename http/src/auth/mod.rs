@@ -225,9 +225,7 @@ impl Guard {
             }
         }
     }
-}
 
-impl Guard {
     /// The caller, if the key has not expired and is not used too often.
     async fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
         let name = key.name.clone();
