@@ -149,13 +149,15 @@ pub fn resolve_all(config: &mut Config, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
+/// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`, and opens the model for
+/// the options' engine.
 pub fn open(
     name: Option<&str>,
     options: &Options,
     config: &mut Config,
     cloud: &Cloud,
 ) -> Result<Model> {
+    config.engine = options.engine;
     resolve::open(name, config, cloud, |named, config| {
         resolve(named, options, config)
     })

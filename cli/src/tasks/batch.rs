@@ -103,7 +103,6 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
     };
     let (named, GivenOptions(parameters)) = (arguments.model, arguments.options);
     let build = arguments.build.options(&config);
-    config.engine = build.engine;
     let opened = interruptible(move || {
         open(named.as_deref(), &build, &mut config, &cloud).map(|model| (model, config))
     })?;

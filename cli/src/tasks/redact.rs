@@ -258,7 +258,6 @@ fn finder(
         return Ok(None);
     };
     let build = arguments.build.clone().options(config);
-    config.engine = build.engine;
     let model = open(Some(name), &build, config, cloud)?;
     let mut options = JobOptions::default();
     let labels = list_text(&listed("--labels", &arguments.labels)?);

@@ -75,7 +75,6 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         .with_hint("use either"));
     }
     let build = build.options(&config);
-    config.engine = build.engine;
     let model = open(Some(&model), &build, &mut config, cloud)?;
     require_options_of(&model, &parameters)?;
     let mut runs = Runs {

@@ -49,10 +49,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
-    interruptible(move || print_hits(&arguments, config, &services)).map(Ended::code)
+    interruptible(move || print_hits(&arguments, &config, &services)).map(Ended::code)
 }
 
-fn print_hits(arguments: &Arguments, mut config: Config, services: &Services) -> Result<ExitCode> {
+fn print_hits(arguments: &Arguments, config: &Config, services: &Services) -> Result<ExitCode> {
     let Services { cloud, search, .. } = services;
     let search = search.ok_or_else(|| unsupported("`kivu search`"))?;
     // Refuses what needs no model to be refused, since models may have to be built.
@@ -65,12 +65,11 @@ fn print_hits(arguments: &Arguments, mut config: Config, services: &Services) ->
             return Err(error.with_hint("put quotes around a question of several words"));
         }
     }
-    let options = arguments.build.clone().options(&config);
-    config.engine = options.engine;
-    let mut opened = |name: &str| open(Some(name), &options, &mut config.clone(), cloud);
+    let options = arguments.build.clone().options(config);
+    let opened = |name: &str| open(Some(name), &options, &mut config.clone(), cloud);
     let model = opened(&arguments.model)?;
-    let ranker = arguments.rank.clone().or_else(|| built_ranker(&config));
-    let ranker = ranker.as_deref().map(&mut opened).transpose()?;
+    let ranker = arguments.rank.clone().or_else(|| built_ranker(config));
+    let ranker = ranker.as_deref().map(opened).transpose()?;
     let progress = Progress::default();
     let found = search(&SearchRequest {
         paths: &arguments.paths,
