@@ -228,9 +228,9 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
             .map_err(|_| Error::config("cannot write the mapping as JSON"))?;
         secret.write(contents.as_bytes())?;
         secret.sync()?;
-        NewFile::keep([secret, file])?;
+        NewFile::keep(&[secret, file])?;
     } else {
-        NewFile::keep([file])?;
+        NewFile::keep(&[file])?;
     }
     let found = if finder.is_some() {
         "entities and matches"
@@ -343,7 +343,7 @@ fn restore_file(
         true => file.sealed_placeholders()?.saturating_sub(unknown),
         false => 0,
     };
-    NewFile::keep([file])?;
+    NewFile::keep(&[file])?;
     let of = source.map_or_else(String::new, |name| format!(" of `{name}`"));
     print(&format!(
         "restored {restored} placeholders{of} in {}; {unknown} are unknown",
@@ -543,7 +543,7 @@ impl NewFile {
     }
 
     /// Gives files their names, unless others have got one of them since.
-    fn keep<const COUNT: usize>(files: [Self; COUNT]) -> Result<()> {
+    fn keep(files: &[Self]) -> Result<()> {
         // A signal removes all or none.
         let mut partials = locked(&PARTIALS);
         for (count, file) in files.iter().enumerate() {
