@@ -14,16 +14,20 @@ mod http;
 mod jobs;
 mod library;
 
+use std::{env, sync::LazyLock};
+
+use allocation_counter::measure;
+
 /// A reader's maximum memory as a multiple of its input size.
-pub const MAX_FACTOR: u64 = 10;
+const MAX_FACTOR: u64 = 10;
 /// The additional memory that a reader may take.
-pub const MAX_EXTRA_BYTES: u64 = 32 * 1024 * 1024;
+const MAX_EXTRA_BYTES: u64 = 32 * 1024 * 1024;
 
 /// Parses external input.
-pub type Reader = fn(&[u8]);
+type Reader = fn(&[u8]);
 
 /// All readers, with their folder names in `fuzz/corpus`.
-pub const READERS: [(&str, Reader); 25] = [
+const READERS: [(&str, Reader); 25] = [
     ("checkpoint", compiler::checkpoint),
     ("config", library::config),
     ("csv", jobs::csv),
@@ -51,7 +55,29 @@ pub const READERS: [(&str, Reader); 25] = [
     ("weights", compiler::weights),
 ];
 
-/// The memory that a reader may take for an input.
-pub fn allowed(bytes: &[u8]) -> u64 {
-    MAX_FACTOR * bytes.len() as u64 + MAX_EXTRA_BYTES
+/// Calls the reader named by the environment variable `READER`.
+///
+/// # Panics
+/// If there is no such reader, and as [`handle`] does.
+pub fn feed(bytes: &[u8]) {
+    static READER: LazyLock<(&str, Reader)> = LazyLock::new(|| {
+        let name = env::var("READER").unwrap_or_default();
+        let found = READERS.into_iter().find(|(known, _)| *known == name);
+        found.unwrap_or_else(|| panic!("`READER` names a folder of fuzz/corpus"))
+    });
+    let (name, reader) = *READER;
+    handle(name, reader, bytes);
+}
+
+/// Calls a reader with an input, which `name` describes.
+///
+/// # Panics
+/// If the reader panics or takes too much memory.
+fn handle(name: &str, reader: Reader, bytes: &[u8]) {
+    let taken = measure(|| reader(bytes)).bytes_max;
+    assert!(
+        taken <= MAX_FACTOR * bytes.len() as u64 + MAX_EXTRA_BYTES,
+        "`{name}` takes {taken} bytes for {}",
+        bytes.len()
+    );
 }
