@@ -67,6 +67,12 @@ impl Pipeline {
             .map_or_else(Seq2SeqPipeline::tokenizer, Encoder::tokenizer)
     }
 
+    /// The tokenizer whose ids are decoded: a generator's for its targets, as in `transformers`.
+    pub fn target_tokenizer(&self) -> &Arc<Tokenizer> {
+        self.encoder()
+            .map_or_else(Seq2SeqPipeline::target_tokenizer, Encoder::tokenizer)
+    }
+
     /// Maximum tokens per input, special tokens included.
     pub fn max_tokens(&self) -> usize {
         self.encoder().map_or_else(

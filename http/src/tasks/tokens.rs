@@ -115,7 +115,7 @@ pub async fn decode(
             .model(body.model.as_deref())
             .await?
             .pipeline
-            .tokenizer(),
+            .target_tokenizer(),
     );
     let work = move || {
         let texts = lists

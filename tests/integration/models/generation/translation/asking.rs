@@ -31,7 +31,10 @@ use kivu_http::{App, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{classification::fast_text::identifying_model, models::fixtures};
+use crate::{
+    classification::fast_text::identifying_model,
+    models::{fixtures, open, runtime},
+};
 use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const START: i64 = 2;
@@ -193,6 +196,21 @@ async fn ask_with(limits: Limits, path: &str, body: &Value) -> (StatusCode, Valu
 
 async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
     ask_with(limits(), path, body).await
+}
+
+/// By `MarianTokenizer.decode`, too, which has the target's vocabulary.
+#[tokio::test]
+async fn ids_of_targets_are_decoded() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-marian");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let app = router(App::new(vec![model], limits()));
+    let body = json!({ "ids": [17, 121, 120, 62, 45, 175, 83, 67] });
+    let request = Request::post("/decode").header("content-type", "application/json");
+    let request = request.body(Body::from(body.to_string())).unwrap();
+    let (_, found) = answer(app.oneshot(request).await.unwrap()).await;
+    assert_eq!(found, json!(["A Kicco垫pel"]));
 }
 
 #[tokio::test]
