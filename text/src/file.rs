@@ -16,14 +16,14 @@ use serde::{
 };
 use serde_json::{Number, Value};
 use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-    TokenizerImpl,
+    AddedToken, DecoderWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
     models::{
         ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece,
     },
 };
 
 use super::{
+    character_map::TextNormalizer,
     models::{
         fast_text::{self, FastText},
         vocabulary::Vocabulary,
@@ -38,7 +38,7 @@ use kivu_base::{
 /// The crate's tokenizer, with one of our models or its own.
 pub type RawTokenizer = TokenizerImpl<
     Vocabulary,
-    NormalizerWrapper,
+    TextNormalizer,
     PreTokenizerWrapper,
     PostProcessorWrapper,
     DecoderWrapper,
@@ -52,7 +52,7 @@ struct File<M> {
     #[serde(default)]
     added_tokens: Vec<NumberedToken>,
     #[serde(default, deserialize_with = "normalizer")]
-    normalizer: Option<NormalizerWrapper>,
+    normalizer: Option<TextNormalizer>,
     #[serde(default, deserialize_with = "with_patterns")]
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
@@ -90,7 +90,7 @@ impl NumberedToken {
 /// A normalizer with complete character maps: the crate allocates their claimed size before it checks it.
 fn normalizer<'de, D: Deserializer<'de>>(
     deserializer: D,
-) -> std::result::Result<Option<NormalizerWrapper>, D::Error> {
+) -> std::result::Result<Option<TextNormalizer>, D::Error> {
     let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
         return Ok(None);
     };
@@ -98,7 +98,7 @@ fn normalizer<'de, D: Deserializer<'de>>(
         return Err(D::Error::custom("the character map is truncated"));
     }
     translate_patterns(&mut settings).map_err(D::Error::custom)?;
-    NormalizerWrapper::deserialize(settings)
+    TextNormalizer::new(settings)
         .map(Some)
         .map_err(D::Error::custom)
 }

@@ -1,5 +1,6 @@
 //! Texts to token ids and back. The only module that uses the `tokenizers` crate.
 
+mod character_map;
 mod encode;
 mod file;
 #[doc(hidden)]

@@ -747,7 +747,7 @@ fn added_tokens(json: &[u8]) -> Result<Vec<NumberedToken>> {
 mod tests {
     use std::{fs, path::Path};
 
-    use kivu::tokenizer::Tokenizer;
+    use kivu::tokenizer::{SpecialTokens, Tokenizer};
 
     use super::*;
     use crate::tokenizers::token_rows::within_vocabulary_or_unknown;
@@ -831,6 +831,36 @@ mod tests {
             .unwrap()
             .to_string();
         assert!(refusal.starts_with("`normalizer` `"), "{refusal}");
+    }
+
+    /// Ids from the tokenizers of `transformers` 4.57, which call SentencePiece.
+    #[test]
+    fn texts_are_normalized_by_the_longest_keys_of_the_character_map() {
+        let many = many_to_many(&fixture("tiny-m2m100"), 0).unwrap();
+        let marian = marian(&fixture("tiny-marian"), [0; 2]).unwrap();
+        let tokens = |json: &[u8], text| {
+            let tokenizer = Tokenizer::from_json(json).unwrap();
+            let tokens = tokenizer.tokens(text, SpecialTokens::LeftOut).unwrap();
+            let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+            assert_eq!(tokenizer.ids(text).unwrap(), ids, "{text:?}");
+            tokens
+                .into_iter()
+                .map(|it| (it.id, it.span.unwrap()))
+                .collect::<Vec<_>>()
+        };
+        let found = tokens(&many.source, "xK\u{301}.");
+        assert_eq!(
+            found,
+            [
+                (217, (0, 1)),
+                (239, (0, 1)),
+                (376, (1, 2)),
+                (3, (2, 3)),
+                (231, (3, 4))
+            ]
+        );
+        let found = tokens(&marian.source, "e\u{301}\u{200d}h");
+        assert_eq!(found, [(121, (0, 1)), (1, (0, 3)), (59, (3, 4))]);
     }
 
     /// Changes a JSON file in `folder`.

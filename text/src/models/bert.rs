@@ -5,7 +5,7 @@ use aho_corasick::AhoCorasick;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use super::word_pieces::{Word, WordPieces};
-use crate::file::RawTokenizer;
+use crate::{character_map::TextNormalizer, file::RawTokenizer};
 
 /// BERT's normalizer and pre-tokenizer, as far as they concern ASCII.
 ///
@@ -26,7 +26,8 @@ const SPACES: [u8; 4] = *b" \t\n\r";
 impl BertWords {
     /// `None` for other tokenizers, and if added tokens are matched in normalized text.
     pub fn of(raw: &RawTokenizer) -> Option<Self> {
-        let Some(NormalizerWrapper::BertNormalizer(normalizer)) = raw.get_normalizer() else {
+        let normalizer = raw.get_normalizer().and_then(TextNormalizer::standard);
+        let Some(NormalizerWrapper::BertNormalizer(normalizer)) = normalizer else {
             return None;
         };
         let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = raw.get_pre_tokenizer() else {

@@ -171,7 +171,7 @@ impl SentencePieces {
             .and_then(|end| Some((end, vocabulary.tokens.get(end)?.id)));
         let json = to_json(
             &model,
-            &self.normalizer(),
+            &self.normalizer(vocabulary),
             &self.added_tokens(vocabulary),
             end,
         )?;
@@ -255,8 +255,12 @@ impl SentencePieces {
         self.0.pieces.iter().filter(is_normal)
     }
 
-    fn normalizer(&self) -> Value {
-        let map = precompiled(&self.0);
+    fn normalizer(&self, vocabulary: &Vocabulary) -> Value {
+        let mut map = precompiled(&self.0);
+        // `transformers` has SentencePiece itself for translators, and a conversion for others.
+        if let Some(map) = map.as_mut().filter(|_| vocabulary.end.is_none()) {
+            map["type"] = "SentencePiece".into();
+        }
         // Other white space may be part of pieces.
         let spaces = [
             json!({"type": "Replace", "pattern": {"Regex": " +\\z"}, "content": ""}),
