@@ -7,8 +7,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper, Result as RawResult};
 
-/// The normalizer's type in a `tokenizer.json`, where it is the first in a sequence.
-const TYPE: &str = "SentencePiece";
+/// The normalizer's type in a bundle's `tokenizer.json`, where it is the first in a sequence.
+pub const LONGEST_KEYS: &str = "SentencePiece";
 
 /// A character map, and the crate's normalizers after it.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl TextNormalizer {
 }
 
 fn is_own(step: &mut Value) -> bool {
-    step["type"] == TYPE
+    step["type"] == LONGEST_KEYS
 }
 
 impl Normalizer for TextNormalizer {
@@ -126,5 +126,51 @@ impl CharacterMap {
             .next()?;
         text.is_char_boundary(length)
             .then_some((length, replacement))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokenizers::tokenizer::normalizer::Range;
+
+    use super::*;
+
+    /// A map that removes `a`, and replaces `ab` by `c`.
+    fn settings() -> Value {
+        let mut units = vec![0; 0x704];
+        let node = |label: u8, offset: u32| u32::from(label) | 1 << 8 | offset << 10;
+        units[0] = 0x100 << 10;
+        (units[0x161], units[0x361]) = (node(b'a', 0x200), 1 << 31);
+        (units[0x303], units[0x703]) = (node(b'b', 0x400), 1 << 31 | 1);
+        let length = 4 * units.len() as u32;
+        let bytes = [length].into_iter().chain(units).flat_map(u32::to_le_bytes);
+        let map: Vec<u8> = bytes.chain(*b"\0c\0").collect();
+        let map =
+            json!({"type": LONGEST_KEYS, "precompiled_charsmap": BASE64_STANDARD.encode(map)});
+        json!({"type": "Sequence", "normalizers": [map, {"type": "Lowercase"}]})
+    }
+
+    #[test]
+    fn the_longest_key_is_replaced_and_places_are_kept() {
+        let normalizer = TextNormalizer::new(settings()).unwrap();
+        let mut text = NormalizedString::from("aabXa\0");
+        normalizer.normalize(&mut text).unwrap();
+        assert_eq!(text.get(), "cx\0");
+        let place = |start| text.convert_offsets(Range::Normalized(start..start + 1));
+        assert_eq!([0, 1, 2].map(place), [Some(1..2), Some(3..4), Some(5..6)]);
+        let mut text = NormalizedString::from("aa");
+        normalizer.normalize(&mut text).unwrap();
+        assert_eq!(text.get(), "");
+        assert!(normalizer.standard().is_none());
+    }
+
+    #[test]
+    fn damaged_maps_are_refused() {
+        for map in ["", "AAAA", "/////w=="] {
+            let mut settings = settings();
+            settings["normalizers"][0]["precompiled_charsmap"] = map.into();
+            assert!(TextNormalizer::new(settings).is_err(), "{map}");
+        }
     }
 }

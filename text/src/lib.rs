@@ -20,6 +20,7 @@ use tokenizers::{
 };
 
 pub use self::{
+    character_map::LONGEST_KEYS,
     encode::{AroundPair, Encoding, Side, Truncation, reach},
     windows::{Window, WindowOptions, word_bounds},
     words::{WordForm, WordPrompt},

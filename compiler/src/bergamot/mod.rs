@@ -27,7 +27,7 @@ use kivu::{
         seq2seq::{Languages, Seq2SeqSettings},
     },
     repository::{TaskSettings, bundle::hex},
-    tokenizer::UNMATCHED,
+    tokenizer::{LONGEST_KEYS, UNMATCHED},
 };
 
 /// Maximum number of tokens per text: the models were trained on sentences.
@@ -119,6 +119,12 @@ pub fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
             }
         }
     }
+    // Marian has SentencePiece itself, not a conversion.
+    if let Some(kind) = tokenizer.pointer_mut("/normalizer/normalizers/0/type")
+        && *kind == "Precompiled"
+    {
+        *kind = LONGEST_KEYS.into();
+    }
     to_bytes(&tokenizer)
 }
 
@@ -159,6 +165,13 @@ mod tests {
         for name in ["model.bin", "model.english.bin", "model.EN12.bin"] {
             assert_eq!(pair(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn texts_are_normalized_as_by_sentencepiece() {
+        let json = r#"{"model": {"vocab": [["</s>", 0.0], ["<unk>", 0.0]]}, "normalizer": {"normalizers": [{"type": "Precompiled"}]}}"#;
+        let made = String::from_utf8(tokenizer(json.as_bytes()).unwrap()).unwrap();
+        assert!(made.contains(r#"{"type":"SentencePiece"}"#), "{made}");
     }
 
     #[test]

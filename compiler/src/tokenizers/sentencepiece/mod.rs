@@ -27,7 +27,7 @@ use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::UnknownTokens,
     repository::bundle::TOKENIZER,
-    tokenizer::UNMATCHED,
+    tokenizer::{LONGEST_KEYS, UNMATCHED},
 };
 
 /// Maximum number of ids, twice the largest known vocabularies.
@@ -259,7 +259,7 @@ impl SentencePieces {
         let mut map = precompiled(&self.0);
         // `transformers` has SentencePiece itself for translators, and a conversion for others.
         if let Some(map) = map.as_mut().filter(|_| vocabulary.end.is_none()) {
-            map["type"] = "SentencePiece".into();
+            map["type"] = LONGEST_KEYS.into();
         }
         // Other white space may be part of pieces.
         let spaces = [
