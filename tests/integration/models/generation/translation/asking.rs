@@ -210,7 +210,7 @@ async fn ids_of_targets_are_decoded() {
     let request = Request::post("/decode").header("content-type", "application/json");
     let request = request.body(Body::from(body.to_string())).unwrap();
     let (_, found) = answer(app.oneshot(request).await.unwrap()).await;
-    assert_eq!(found, json!(["A Kicco垫pel"]));
+    assert_eq!(found, json!(["A \u{212a}icco垫pel"]));
 }
 
 #[tokio::test]
