@@ -1,7 +1,7 @@
 //! Fields that an object may have: which are read, which have no effect, and which are refused.
 //!
 //! Objects may have other fields, which are ignored. A misspelt option would be ignored as well, so that a name close to
-//! a known one is refused. So are fields of other APIs for the same work, which a client sends to the wrong route.
+//! a known one is refused. So are fields of other APIs, which a client sends to the wrong route.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub struct Fields {
     pub without_effect: &'static [&'static str],
     /// Fields that would change results, but are not supported.
     pub refused: &'static [Refused],
-    /// Fields that other objects for the same work have. They are refused, but no other name is taken for one of them.
+    /// Fields that other objects have. They are refused, and names that probably mean one of them.
     pub foreign: &'static [Refused],
     /// Known fields of nested objects, by the name of the outer field; also for objects in lists.
     pub inner: &'static [(&'static str, Known)],
@@ -47,7 +47,8 @@ pub enum Found {
     #[default]
     Unknown,
     Known(Known),
-    Refused(&'static Refused),
+    /// The name, and the field that it is, or probably means.
+    Refused(String, &'static Refused),
     /// The name, and the right one.
     Misspelt(String, &'static str),
 }
@@ -64,7 +65,8 @@ impl Found {
         }
         let refused = |of: fn(&Fields) -> &'static [Refused]| {
             let mut refused = known.iter().flat_map(|fields| of(fields));
-            refused.find(|field| field.name == name).map(Self::Refused)
+            let refused = refused.find(|field| field.name == name);
+            refused.map(|refused| Self::Refused(name.to_owned(), refused))
         };
         if let Some(refused) = refused(|fields| fields.refused) {
             return refused;
@@ -75,8 +77,11 @@ impl Found {
         if let Some(foreign) = refused(|fields| fields.foreign) {
             return foreign;
         }
-        nearest(name, known).map_or(Self::Unknown, |right| {
-            Self::Misspelt(name.to_owned(), right)
+        if let Some(right) = nearest(name, known) {
+            return Self::Misspelt(name.to_owned(), right);
+        }
+        nearest_foreign(name, known).map_or(Self::Unknown, |foreign| {
+            Self::Refused(name.to_owned(), foreign)
         })
     }
 }
@@ -122,6 +127,17 @@ fn nearest(name: &str, known: Known) -> Option<&'static str> {
             .copied()
     };
     similar(name, known.iter().flat_map(|fields| fields.names())).or_else(beginning)
+}
+
+/// The foreign field that a name probably means: one with the same letters, or for a long name also a close one.
+fn nearest_foreign(name: &str, known: Known) -> Option<&'static Refused> {
+    /// Clients' own fields are close to shorter names, such as `context` to `content`.
+    const MIN_SIMILAR: usize = 8;
+    let foreign = || known.iter().flat_map(|fields| fields.foreign);
+    let right = similar(name, foreign().map(|field| field.name))?;
+    let plain = |name: &str| name.replace(['_', '-'], "").to_ascii_lowercase();
+    let is_meant = name.len() >= MIN_SIMILAR || plain(name) == plain(right);
+    foreign().find(|field| is_meant && field.name == right)
 }
 
 impl Fields {

@@ -216,12 +216,12 @@ impl Found {
                 "{REFUSED}{}` is not a field of this API; use `{right}`",
                 name.escape_debug()
             ))),
-            Self::Refused(field) => {
+            Self::Refused(name, field) => {
                 let Tree(value) = fields.next_value_seed(Objects::new(PhantomData))?;
                 if !field.is_missing(&value) {
                     return Err(A::Error::custom(format_args!(
                         "{REFUSED}{}{}` is not supported: {}",
-                        field.name,
+                        name.escape_debug(),
                         shown(&value),
                         field.hint
                     )));

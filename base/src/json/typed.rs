@@ -250,6 +250,8 @@ mod tests {
             json!({ "texts": [{ "text": "a", "mode": "a text" }] }),
             json!({ "texts": [{ "text": "a" }, { "text": "a", "mode": true }] }),
             json!({ "output_dimension": 8 }),
+            json!({ "outputDimension": 8 }),
+            json!({ "output_dimensionx": 8 }),
         ];
         let errors = errors.map(|body| error(&body).unwrap());
         insta::assert_snapshot!(errors.join("\n"), @r"
@@ -264,6 +266,8 @@ mod tests {
         `texts[0].mode` is not supported: leave it out
         `texts[1].mode: true` is not supported: leave it out
         `output_dimension: 8` is not supported: use `dimensions`
+        `outputDimension: 8` is not supported: use `dimensions`
+        `output_dimensionx: 8` is not supported: use `dimensions`
         ");
     }
 
@@ -280,7 +284,7 @@ mod tests {
             json!({ "options": { "mode": ["fast", "fast"] } }),
             json!({ "user": "a", "extra": 1, "metadata": {}, "tops": 1, "to": 1, "toq": 1, "uzzr": 1 }),
             json!({ "options": null, "texts": ["a", { "text": "a", "text_pair": "b" }] }),
-            json!({ "output_dimension": 7, "output_dimensionx": 8 }),
+            json!({ "output_dimension": 7, "output_dimensionx": 7 }),
         ] {
             assert_eq!(error(&body), None, "{body}");
         }

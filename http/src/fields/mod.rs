@@ -4,11 +4,12 @@
 //! there as well, since a name that is close to a known field is refused. A set's group is the API's name in the
 //! documentation, in which `kivu` and `body`, of bodies with the fields of several sets, are not.
 //!
-//! The first request reads the file, in JSON, since TOML takes several times as long, and joins the sets of its own body only.
+//! The first request reads them all, in JSON, since TOML takes several times as long; a set's fields are put together when
+//! its first request needs them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    iter,
+    iter, ptr,
     sync::{LazyLock, OnceLock},
 };
 
@@ -38,8 +39,8 @@ struct Set {
     without_effect: Vec<String>,
     /// Fields that would change results, but are not supported: a hint, and the values, as JSON, that ask for nothing.
     refused: BTreeMap<String, Vec<String>>,
-    /// Sets of other routes for the same work, whose fields are refused here: a client that sends one has the wrong name or
-    /// the wrong route, and ignoring it would change results in silence.
+    /// Sets of other routes, whose fields are refused here: a client that sends one has the wrong name or the wrong route,
+    /// and ignoring it would change results in silence.
     foreign: Vec<String>,
     /// Sets of the body's other objects, whose fields are refused in this one, by the hint that says where they belong.
     misplaced: BTreeMap<String, Vec<String>>,
@@ -98,40 +99,39 @@ const NESTS: [&str; 2] = ["extra_body", "parameters"];
 /// Foreign fields without an effect on results.
 const HARMLESS: [&str; 2] = ["keep_alive", "options"];
 
-/// All sets.
 static GROUPS: LazyLock<Groups> =
     LazyLock::new(|| serde_json::from_str(include_str!("fields.json")).unwrap_or_default());
 
-/// The fields of each set, by names such as `Ollama.embed`, from the first request that needs them.
+/// The fields of all sets, by names such as `Ollama.embed`.
 static KNOWN: LazyLock<BTreeMap<String, OnceLock<Known>>> = LazyLock::new(|| {
-    let names = |(group, sets): (&String, &BTreeMap<String, Set>)| -> Vec<String> {
-        sets.keys().map(|name| format!("{group}.{name}")).collect()
-    };
-    let names = GROUPS.iter().flat_map(names);
-    names.map(|name| (name, OnceLock::new())).collect()
+    let names = GROUPS.iter().flat_map(|(group, sets)| {
+        let names = sets.keys();
+        names.map(move |name| (format!("{group}.{name}"), OnceLock::new()))
+    });
+    names.collect()
 });
 
 /// The fields of a set in `fields.json`.
 pub fn known(set: &str) -> Result<Known> {
-    if set == ANY {
-        return Ok(&[]);
-    }
-    let unknown = || Error::inference(format!("no set `{set}` in `fields.json`"));
-    let (name, fields) = KNOWN.get_key_value(set).ok_or_else(unknown)?;
-    Ok(fields.get_or_init(|| all([name])))
+    let found = KNOWN.get_key_value(set);
+    let found = found.map(|(name, known)| *known.get_or_init(|| all(&GROUPS, [name])));
+    found
+        .or((set == ANY).then_some(&[]))
+        .ok_or_else(|| Error::inference(format!("no set `{set}` in `fields.json`")))
 }
 
 /// Fields that change results of some request, or would.
 static CHANGES_RESULTS: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
     let names = |set: &'static Set| {
-        words(&set.read)
+        let refused = set.refused.keys().map(String::as_str);
+        set.read
             .iter()
-            .copied()
-            .chain(set.refused.keys().map(String::as_str))
+            .flat_map(|read| read.split(' '))
+            .chain(refused)
     };
     GROUPS
         .values()
-        .flat_map(BTreeMap::values)
+        .flat_map(|sets| sets.values())
         .flat_map(names)
         .collect()
 });
@@ -146,20 +146,20 @@ pub fn changes_results(name: &str) -> Option<&'static str> {
 }
 
 /// The fields of these sets, and of those that they use; the last ones are foreign.
-fn all<'a>(names: impl IntoIterator<Item = &'a String>) -> Known {
+fn all<'a>(groups: &'static Groups, names: impl IntoIterator<Item = &'a String>) -> Known {
     let names: Vec<&String> = names.into_iter().collect();
-    let sets = used(&names);
+    let sets = used(groups, &names);
     let mut fields: Vec<&'static Fields> = sets
         .iter()
-        .map(|set| &*Box::leak(Box::new(set.fields())))
+        .map(|set| &*Box::leak(Box::new(set.fields(groups))))
         .collect();
-    let own = || names.iter().filter_map(|name| find(name));
+    let own = || names.iter().filter_map(|name| find(groups, name));
     let foreign: Vec<&String> = own().flat_map(|set| &set.foreign).collect();
     let misplaced = own().flat_map(|set| &set.misplaced).map(|(hint, names)| {
         let names: Vec<&String> = names.iter().collect();
-        (hint.as_str(), used(&names))
+        (hint.as_str(), used(groups, &names))
     });
-    let foreign = foreign_fields(&fields, &used(&foreign), misplaced);
+    let foreign = foreign_fields(&fields, &used(groups, &foreign), misplaced);
     let foreign = Fields {
         foreign: foreign.leak(),
         ..Fields::default()
@@ -168,19 +168,21 @@ fn all<'a>(names: impl IntoIterator<Item = &'a String>) -> Known {
     fields.leak()
 }
 
-fn find(name: &str) -> Option<&'static Set> {
+fn find(groups: &'static Groups, name: &str) -> Option<&'static Set> {
     let (group, own) = name.rsplit_once('.')?;
-    GROUPS.get(group)?.get(own)
+    groups.get(group)?.get(own)
 }
 
-/// These sets, and those that they use.
-fn used(names: &[&String]) -> Vec<&'static Set> {
-    let sets = names.iter().filter_map(|name| find(name));
+/// These sets, and those that they use, each once.
+fn used(groups: &'static Groups, names: &[&String]) -> Vec<&'static Set> {
+    let sets = names.iter().filter_map(|name| find(groups, name));
     let with_used = |set: &'static Set| {
         let names: Vec<&String> = set.uses.iter().collect();
-        iter::once(set).chain(used(&names))
+        iter::once(set).chain(used(groups, &names))
     };
-    sets.flat_map(with_used).collect()
+    let mut found = BTreeSet::new();
+    let is_new = |set: &&'static Set| found.insert(ptr::from_ref(*set));
+    sets.flat_map(with_used).filter(is_new).collect()
 }
 
 /// The fields of other sets that change results, and are not among these; those of misplaced ones with their hint.
@@ -194,11 +196,14 @@ fn foreign_fields(
             .any(|fields| fields.names().any(|own| own == name))
     };
     let has = |names: &str, name: &str| names.split(' ').any(|one| one == name);
+    let embeds = ["dimensions", "embd_normalize", "keep_alive"]
+        .into_iter()
+        .any(is_own);
     let hint = |name: &str| {
         let mut same = SAME.iter().filter(|names| has(names, name));
         match same.find_map(|names| names.split(' ').find(|one| is_own(one))) {
             Some(same) => &*format!("use `{same}`").leak(),
-            None if has("prompt_name input_type", name) => {
+            None if has("prompt_name input_type", name) && embeds => {
                 "put the role after the model's name, as in `NAME:query`"
             }
             None => "this route does not read it; leave it out",
@@ -254,9 +259,9 @@ impl Set {
     }
 
     /// Its own fields.
-    fn fields(&'static self) -> Fields {
+    fn fields(&'static self, groups: &'static Groups) -> Fields {
         let inner = self.inner.iter();
-        let inner = inner.map(|(field, sets)| (field.as_str(), all(sets)));
+        let inner = inner.map(|(field, sets)| (field.as_str(), all(groups, sets)));
         Fields {
             read: words(&self.read),
             without_effect: words(&self.without_effect),
@@ -418,9 +423,9 @@ mod tests {
              effect on results, or refused by name (422): {} fields in {} schemas of {apis} APIs, of which {read} are \
              supported, {without_effect} have no effect and {refused} are refused. [The API](api.md) describes supported \
              fields, and Kivu's own.\n\n- A refused field may be `null`, empty, or have a value in the table.\n- APIs that \
-             share a route share their fields.\n- Other fields are ignored, except those of other routes for the same task, of other objects or of libraries \
-             (`normalize_embeddings`), and names of four or more characters that probably mean a field (`dimension`, `topN`, \
-             `trunc`): these are refused with the right name. Fields of documents are not compared.\n\n\
+             share a route share their fields.\n- Other fields are ignored, except those of other routes, other objects and libraries (`normalize_embeddings`), and \
+             names of four or more characters that probably mean a field (`dimension`, `topN`, `trunc`): these are refused \
+             with the right name. Fields of documents are not compared.\n\n\
              This page is made from `http/src/fields/fields.json`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
             read + without_effect + refused,
             published().len(),
@@ -672,7 +677,10 @@ mod tests {
     async fn fields_that_clients_add_are_ignored() {
         let more = json!({
             "extra": 1, "user_id": "a", "meta_info": {}, "timeout_s": 3, "x": null, "id_": 7, "api_base": "",
-            "custom_llm_provider": "a", "tags": ["a"], "source_type": "a", "trace_id": "a",
+            "custom_llm_provider": "a", "tags": ["a"], "source_type": "a", "trace_id": "a", "session_id": "a",
+            "timeout": 3, "extra_headers": {}, "batch_size": 8, "max_retries": 2, "deployment": "a", "collection": "a",
+            "namespace": "a", "language": "en", "version": 1, "chunk_size": 8, "dataset": "a", "description": "a",
+            "stream": false,
         });
         for (path, body) in requests() {
             assert_eq!(refusal(path, &body).await, None, "{path} {body}");
@@ -916,7 +924,7 @@ mod tests {
         }
     }
 
-    /// Options that other routes for the same work have, and the same in the model hub's `parameters`.
+    /// Options that other routes have, also misspelt, and the same in the model hub's `parameters`.
     fn foreign() -> Vec<(&'static str, Value)> {
         let zero_shot =
             |name: &str, value: Value| json!({ "candidate_labels": "a, b", name: value });
@@ -980,6 +988,30 @@ mod tests {
             ),
             ("/models/ranking", json!({ "parameters": { "top_k": 1 } })),
             ("/models/translation", json!({ "split": "never" })),
+            // Other work.
+            ("/embed", json!({ "top_k": 1 })),
+            ("/embed", json!({ "redact": true })),
+            ("/v1/rerank", json!({ "dimensions": 1 })),
+            ("/rerank", json!({ "prompt_name": "query" })),
+            ("/predict", json!({ "threshold": 0.5 })),
+            ("/similarity", json!({ "return_text": true })),
+            ("/tokenize", json!({ "input_type": "query" })),
+            ("/tokenize", json!({ "truncate": false })),
+            ("/decode", json!({ "add_special_tokens": false })),
+            ("/translate", json!({ "dimensions": 1 })),
+            (
+                "/models/classification",
+                json!({ "parameters": { "threshold": 0.5 } }),
+            ),
+            (
+                "/models/token-classification",
+                json!({ "parameters": { "hypothesis_template": "{}" } }),
+            ),
+            // Misspelt.
+            ("/embed", json!({ "outputDimension": 1 })),
+            ("/rerank", json!({ "topK": 1 })),
+            ("/v1/embeddings", json!({ "return_document": true })),
+            ("/v2/rerank", json!({ "candidate_label": ["a"] })),
         ]
     }
 
@@ -1120,6 +1152,22 @@ mod tests {
         /models/zero-shot: 422 `parameters.truncation_direction` is not supported: use `truncate`
         /models/ranking: 422 `parameters.top_k: 1` is not supported: use `top_n`
         /models/translation: 422 `split` is not supported: this route does not read it; leave it out
+        /embed: 422 `top_k: 1` is not supported: this route does not read it; leave it out
+        /embed: 422 `redact: true` is not supported: this route does not read it; leave it out
+        /v1/rerank: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
+        /rerank: 422 `prompt_name` is not supported: this route does not read it; leave it out
+        /predict: 422 `threshold: 0.5` is not supported: this route does not read it; leave it out
+        /similarity: 422 `return_text: true` is not supported: this route does not read it; leave it out
+        /tokenize: 422 `input_type` is not supported: use `prompt_name`
+        /tokenize: 422 `truncate: false` is not supported: this route does not read it; leave it out
+        /decode: 422 `add_special_tokens: false` is not supported: this route does not read it; leave it out
+        /translate: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
+        /models/classification: 422 `parameters.threshold: 0.5` is not supported: this route does not read it; leave it out
+        /models/token-classification: 422 `parameters.hypothesis_template` is not supported: this route does not read it; leave it out
+        /embed: 422 `outputDimension: 1` is not supported: use `dimensions`
+        /rerank: 422 `topK: 1` is not supported: use `top_n`
+        /v1/embeddings: 422 `return_document: true` is not supported: this route does not read it; leave it out
+        /v2/rerank: 422 `candidate_label` is not supported: this route does not read it; leave it out
         ");
     }
 
