@@ -24,9 +24,9 @@ impl<'de> Deserialize<'de> for Tree {
     }
 }
 
-/// Reads an object into a map.
+/// Reads an object into a map; `null` has no fields.
 pub fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
-    deserializer.deserialize_map(FieldsVisitor)
+    deserializer.deserialize_option(FieldsVisitor)
 }
 
 /// Adds a field, which must be new.
@@ -53,6 +53,14 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a map")
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Map::new())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, value: D) -> Result<Self::Value, D::Error> {
+        value.deserialize_map(self)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {

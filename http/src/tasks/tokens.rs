@@ -27,8 +27,7 @@ pub struct TokenizeRequest {
     /// Model name; the default is the first model.
     model: Option<String>,
     /// Whether the model's special tokens are added; true by default.
-    #[serde(default = "yes")]
-    add_special_tokens: bool,
+    add_special_tokens: Option<bool>,
     /// Prompt to put before each text, by name.
     prompt_name: Option<String>,
     /// A text to put before each text, instead of one of the model's prompts.
@@ -47,10 +46,6 @@ impl RequestBody for TokenizeRequest {
     const FIELDS: &str = "body.tokenize";
 }
 
-fn yes() -> bool {
-    true
-}
-
 /// Tokens in a request or a response: each takes as much memory as several numbers.
 fn max_tokens(context: &Context) -> usize {
     const VALUES_PER_TOKEN: usize = 8;
@@ -63,7 +58,7 @@ pub async fn tokenize(
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let model = context.model(body.model.as_deref()).await?;
     let parameters = TokenParameters {
-        add_special_tokens: Some(body.add_special_tokens),
+        add_special_tokens: body.add_special_tokens,
         prompt_name: body
             .prompt_name
             .or_else(|| context.models.named_prompt(body.model.as_deref())),
@@ -88,8 +83,7 @@ pub struct DecodeRequest {
     /// Model name; the default is the first model.
     model: Option<String>,
     /// Whether special tokens are omitted; true by default.
-    #[serde(default = "yes")]
-    skip_special_tokens: bool,
+    skip_special_tokens: Option<bool>,
 }
 
 impl RequestBody for DecodeRequest {
@@ -117,10 +111,9 @@ pub async fn decode(
             .pipeline
             .target_tokenizer(),
     );
+    let skips = body.skip_special_tokens.unwrap_or(true);
     let work = move || {
-        let texts = lists
-            .iter()
-            .map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
+        let texts = lists.iter().map(|ids| tokenizer.decode(ids, skips));
         texts.collect::<Result<Vec<_>, Error>>()
     };
     Ok(Json(context.deadline.off_thread(work).await?))
@@ -131,6 +124,22 @@ mod tests {
     use serde_json::json;
 
     use crate::scripted::ask;
+
+    #[tokio::test]
+    async fn null_is_a_missing_option() {
+        for (path, body, option) in [
+            (
+                "/tokenize",
+                json!({ "inputs": "cat" }),
+                "add_special_tokens",
+            ),
+            ("/decode", json!({ "ids": [7] }), "skip_special_tokens"),
+        ] {
+            let mut with_null = body.clone();
+            with_null[option] = json!(null);
+            assert_eq!(ask(path, &with_null).await, ask(path, &body).await);
+        }
+    }
 
     #[tokio::test]
     async fn languages_are_for_translation_models() {

@@ -299,7 +299,8 @@ impl InferInput {
                 "of a representable size, but found shape {shape:?}"
             ));
         };
-        let elements = match (parameters.get(BINARY_SIZE), data.take()) {
+        let size = parameters.get(BINARY_SIZE).filter(|size| !size.is_null());
+        let elements = match (size, data.take()) {
             (Some(size), None) => {
                 let number = size.as_u64().and_then(|size| usize::try_from(size).ok());
                 let Some((own, rest)) = number.and_then(|number| bytes.split_at_checked(number))

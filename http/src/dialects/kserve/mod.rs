@@ -378,4 +378,24 @@ mod tests {
         400 "expected version 1 of `embedding`, but found `2`"
         "#);
     }
+
+    /// Clients that write all fields of an object send `null` for those that are not set.
+    #[tokio::test]
+    async fn null_is_a_missing_field() {
+        let of_input = json!({ "content_type": "str", "headers": null, "binary_data_size": null });
+        for of_input in [json!(null), of_input] {
+            let tensor = json!({ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"], "parameters": of_input });
+            for outputs in [
+                json!(null),
+                json!([{ "name": "embedding", "parameters": null }]),
+            ] {
+                let body = json!({ "id": null, "parameters": null, "inputs": [tensor], "outputs": outputs });
+                let (status, answer) = ask("/v2/models/embedding/infer", &body).await;
+                assert_eq!(status, 200, "{body} {answer}");
+            }
+        }
+        let both = json!([{ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"], "parameters": { "binary_data_size": 7 } }]);
+        let (_, answer) = ask("/v2/models/embedding/infer", &json!({ "inputs": both })).await;
+        assert_ne!(answer["error"], json!(null));
+    }
 }
