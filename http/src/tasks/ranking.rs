@@ -170,7 +170,8 @@ pub struct DocumentsRequest {
     /// Number of documents to return; all by default.
     #[schemars(range(min = 1))]
     pub top_n: Option<usize>,
-    /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
+    /// Whether the response has the documents, by default true for Jina and false for Voyage and infinity; Cohere's never
+    /// has.
     pub return_documents: Option<bool>,
     /// What makes a document relevant: replaces the instruction in the model's template, if it has one.
     pub instruction: Option<String>,
@@ -193,7 +194,8 @@ pub struct DocumentsRequest {
     pub truncate_prompt_tokens: Option<i64>,
     /// vLLM's: the text end that is cut off; the right one by default.
     pub truncation_side: Option<Side>,
-    /// infinity's: whether scores are logits, cosines or product sums instead of numbers from 0 to 1.
+    /// infinity's: whether scores are logits, cosines or product sums instead of numbers from 0 to 1. The response to a
+    /// request with this field is infinity's.
     pub raw_scores: Option<bool>,
     /// vLLM's: the opposite of `raw_scores`.
     pub use_activation: Option<bool>,
@@ -216,7 +218,7 @@ pub struct Document {
     text: String,
 }
 
-/// A document in Voyage's response, in which its text is no object.
+/// A document in Voyage's or infinity's response, in which its text is no object.
 #[derive(Serialize, JsonSchema)]
 struct RankedText {
     /// The document's position in the request, from 0.
@@ -239,8 +241,8 @@ impl Ranked {
         self.best().map(document).collect()
     }
 
-    /// The same in Voyage's form.
-    fn documents_of_voyage(&mut self) -> Vec<RankedText> {
+    /// The same in Voyage's and infinity's form.
+    fn documents_as_texts(&mut self) -> Vec<RankedText> {
         let document = |(index, relevance_score, document)| RankedText {
             index,
             relevance_score,
@@ -337,7 +339,7 @@ pub struct CohereResponse {
     meta: Value,
 }
 
-/// Jina's response, or Voyage's.
+/// Jina's response, Voyage's or infinity's.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
 pub struct JinaResponse<'a> {
@@ -345,7 +347,7 @@ pub struct JinaResponse<'a> {
     ranks: JinaRanks,
     /// The name of the model that ran.
     model: &'a str,
-    /// `list`.
+    /// `list`; for infinity's clients `rerank`, without which they fail.
     object: &'static str,
     /// Tokens of the query and all documents.
     usage: TokenUsage,
@@ -357,6 +359,10 @@ enum JinaRanks {
     Jina {
         /// The best documents, in descending order.
         results: Vec<RankedDocument>,
+    },
+    Infinity {
+        /// The best documents, in descending order.
+        results: Vec<RankedText>,
     },
     Voyage {
         /// The best documents, in descending order.
@@ -392,23 +398,28 @@ async fn jina_response(
     context: &Context,
     mut body: DocumentsRequest,
 ) -> Result<(JinaResponse<'_>, Usage)> {
-    // Voyage's responses have other names.
     let is_voyages = body.top_k.is_some() || body.truncation.is_some();
-    body.return_documents.get_or_insert(!is_voyages);
+    // Its client always sends the field.
+    let is_infinitys = body.raw_scores.is_some() && !is_voyages;
+    body.return_documents
+        .get_or_insert(!is_voyages && !is_infinitys);
     let (model, mut ranked) = rank_documents(context, body).await?;
     let usage = TokenUsage::of(&ranked.usage);
-    let ranks = match is_voyages {
-        true => JinaRanks::Voyage {
-            data: ranked.documents_of_voyage(),
+    let ranks = match (is_voyages, is_infinitys) {
+        (true, _) => JinaRanks::Voyage {
+            data: ranked.documents_as_texts(),
         },
-        false => JinaRanks::Jina {
+        (_, true) => JinaRanks::Infinity {
+            results: ranked.documents_as_texts(),
+        },
+        _ => JinaRanks::Jina {
             results: ranked.documents(),
         },
     };
     let answer = JinaResponse {
         ranks,
         model,
-        object: "list",
+        object: if is_infinitys { "rerank" } else { "list" },
         usage,
     };
     Ok((answer, ranked.usage))
@@ -420,7 +431,8 @@ mod tests {
 
     use crate::scripted::ask;
 
-    /// Voyage's clients read the document as a string, all others as an object.
+    /// Voyage's and infinity's clients read the document as a string, all others as an object; infinity's fail for another
+    /// `object`.
     #[tokio::test]
     async fn documents_have_the_form_of_their_api() {
         let mut found = String::new();
@@ -437,21 +449,34 @@ mod tests {
                 "/rerank",
                 json!({ "truncation": true, "return_documents": true }),
             ),
+            ("/rerank", json!({ "raw_scores": false })),
+            (
+                "/v1/rerank",
+                json!({ "raw_scores": true, "return_documents": true, "top_n": 1 }),
+            ),
+            (
+                "/v1/rerank",
+                json!({ "raw_scores": true, "return_documents": true, "top_k": 1 }),
+            ),
         ] {
             let mut body = json!({ "query": "cat", "documents": ["dog", { "text": "fish" }] });
             body.as_object_mut()
                 .unwrap()
                 .extend(more.as_object().cloned().unwrap());
             let (_, answer) = ask(path, &body).await;
-            found += &format!("{more} {} {}\n", answer["results"], answer["data"]);
+            let [object, results, data] = ["object", "results", "data"].map(|part| &answer[part]);
+            found += &format!("{more} {object} {results} {data}\n");
         }
         insta::assert_snapshot!(found, @r#"
-        {} [{"document":{"text":"dog"},"index":0,"relevance_score":0.7310586},{"document":{"text":"fish"},"index":1,"relevance_score":0.7310586}] null
-        {"top_n":1} [{"document":{"text":"dog"},"index":0,"relevance_score":0.7310586}] null
-        {"return_documents":false} [{"index":0,"relevance_score":0.7310586},{"index":1,"relevance_score":0.7310586}] null
-        {"top_k":1} null [{"index":0,"relevance_score":0.7310586}]
-        {"return_documents":true,"top_k":1} null [{"document":"dog","index":0,"relevance_score":0.7310586}]
-        {"return_documents":true,"truncation":true} null [{"document":"dog","index":0,"relevance_score":0.7310586},{"document":"fish","index":1,"relevance_score":0.7310586}]
+        {} "list" [{"document":{"text":"dog"},"index":0,"relevance_score":0.7310586},{"document":{"text":"fish"},"index":1,"relevance_score":0.7310586}] null
+        {"top_n":1} "list" [{"document":{"text":"dog"},"index":0,"relevance_score":0.7310586}] null
+        {"return_documents":false} "list" [{"index":0,"relevance_score":0.7310586},{"index":1,"relevance_score":0.7310586}] null
+        {"top_k":1} "list" null [{"index":0,"relevance_score":0.7310586}]
+        {"return_documents":true,"top_k":1} "list" null [{"document":"dog","index":0,"relevance_score":0.7310586}]
+        {"return_documents":true,"truncation":true} "list" null [{"document":"dog","index":0,"relevance_score":0.7310586},{"document":"fish","index":1,"relevance_score":0.7310586}]
+        {"raw_scores":false} "rerank" [{"index":0,"relevance_score":0.7310586},{"index":1,"relevance_score":0.7310586}] null
+        {"raw_scores":true,"return_documents":true,"top_n":1} "rerank" [{"document":"dog","index":0,"relevance_score":1.0}] null
+        {"raw_scores":true,"return_documents":true,"top_k":1} "list" null [{"document":"dog","index":0,"relevance_score":1.0}]
         "#);
     }
 }
