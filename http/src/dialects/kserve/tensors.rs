@@ -361,8 +361,14 @@ fn text(input: &InferInput) -> Result<String> {
     }
 }
 
-/// Labels, which the pipeline checks. There are at most `limit`, before they are copied.
+/// Labels for all texts, which the pipeline checks. There are at most `limit`, before they are copied.
 fn labels(input: &InferInput, limit: usize) -> Result<Vec<String>> {
+    let InferInput { name, shape, .. } = input;
+    if shape.iter().filter(|side| **side > 1).count() > 1 {
+        return Err(Error::invalid(format!(
+            "expected `{name}` of shape [labels], the same for all texts, but found {shape:?}"
+        )));
+    }
     let labels = strings(input)?;
     if labels.len() > limit {
         fields::count(&input.name, labels.len(), limit)?;
@@ -545,6 +551,31 @@ mod tests {
         let body = json!({ "inputs": [text(&[1, 1]), mask] });
         let (_, answer) = ask("/v2/models/embedding/infer", &body).await;
         insta::assert_snapshot!(answer["error"], @r#""`attention_mask` belongs to `input_ids`, but found it beside `TEXT`; leave it out""#);
+    }
+
+    #[tokio::test]
+    async fn all_texts_have_the_same_labels() {
+        let mut found = String::new();
+        for shape in [&[2][..], &[2, 1], &[1, 2], &[2, 2]] {
+            let count = shape.iter().product();
+            let data = &["a", "b", "c", "d"][..count];
+            let labels =
+                json!({ "name": "LABELS", "shape": shape, "datatype": "BYTES", "data": data });
+            let body = json!({ "inputs": [text(&[2, 1]), labels], "parameters": { "hypothesis_template": "{}" } });
+            let (status, answer) = ask("/v2/models/zero-shot/infer", &body).await;
+            let output = &answer["outputs"][0]["shape"];
+            found += &format!(
+                "{shape:?} {} {output} {}\n",
+                status.as_u16(),
+                answer["error"]
+            );
+        }
+        insta::assert_snapshot!(found, @r#"
+        [2] 200 [2,2] null
+        [2, 1] 200 [2,2] null
+        [1, 2] 200 [2,2] null
+        [2, 2] 400 null "expected `LABELS` of shape [labels], the same for all texts, but found [2, 2]"
+        "#);
     }
 
     #[tokio::test]
