@@ -1,6 +1,6 @@
 //! API key hashes, and key lookup among them.
 
-use std::str::SplitWhitespace;
+use std::{collections::HashMap, str::SplitWhitespace};
 
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -33,24 +33,33 @@ pub struct Key {
 }
 
 impl Keyring {
-    /// Parses lines with `NAME:SHA256` and optional limits; empty lines and lines that begin with `#` are ignored.
+    /// Parses lines with `NAME:SHA256` and optional limits; empty lines and lines that begin with `#` are ignored. A key has
+    /// one line, since only one line's limits would count.
     ///
     /// Errors name the line number but not its content, which may be a key pasted by mistake.
     pub fn parse(text: &str) -> Result<Self> {
         let lines = text.lines().map(str::trim).enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let keys = lines.map(|(index, line)| {
-            parse_line(line).map_err(|expected| {
+        let (mut keys, mut places) = (Vec::new(), HashMap::new());
+        for (index, line) in lines {
+            let (key, hash) = parse_line(line).map_err(|expected| {
                 Error::config(format!(
                     "expected {expected}, but found something else in line {}",
                     index + 1
                 ))
                 .with_hint("`kivu key NAME` prints such a line")
-            })
-        });
-        Ok(Self {
-            keys: keys.collect::<Result<_>>()?,
-        })
+            })?;
+            if let Some(first) = places.insert(hash, index) {
+                return Err(Error::config(format!(
+                    "expected each key once, but found the same in lines {} and {}",
+                    first + 1,
+                    index + 1
+                ))
+                .with_hint("leave one of them out"));
+            }
+            keys.push((key, hash));
+        }
+        Ok(Self { keys })
     }
 
     /// A ring with plain-text keys, which all have the same name.
@@ -180,6 +189,13 @@ mod tests {
         }
         let error = Keyring::parse(&format!("\n{key}")).unwrap_err();
         insta::assert_snapshot!(error, @"expected `NAME:SHA256` of a key, but found something else in line 2; `kivu key NAME` prints such a line");
+    }
+
+    #[test]
+    fn a_key_has_the_limits_of_one_line() {
+        let (_, line) = make_key("alice").unwrap();
+        let error = Keyring::parse(&format!("{line} models=rank\n\n{line}")).unwrap_err();
+        insta::assert_snapshot!(error, @"expected each key once, but found the same in lines 1 and 3; leave one of them out");
     }
 
     #[test]
