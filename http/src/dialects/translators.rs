@@ -199,7 +199,11 @@ impl LanguageRequest {
 /// Translate texts: Kivu's own request, or LibreTranslate's with `q`
 pub async fn translate(FormOrJson(context, body): FormOrJson) -> ApiResult {
     let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-    let (form, others) = match has("q") || body.get("q").is_some() && !has("inputs") {
+    let is_named = |name: &&str| body.get(*name).is_some();
+    let names_libres = ["q", "source", "target", "alternatives"]
+        .iter()
+        .any(is_named);
+    let (form, others) = match has("q") || names_libres && !has("inputs") {
         true => ("q", ["inputs", "src_lang", "tgt_lang"]),
         false => ("inputs", ["source", "target", "alternatives"]),
     };

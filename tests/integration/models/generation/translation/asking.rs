@@ -572,6 +572,10 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
             .await
             .starts_with("422: `inputs` and `q` belong to different forms")
     );
+    let other = json!({ "text": "the cat", "source": "en", "target": "fr" });
+    insta::assert_snapshot!(refusal("/translate", other).await, @"422: `text` is not supported: use `q`");
+    let none = json!({ "source": "en", "target": "fr" });
+    insta::assert_snapshot!(refusal("/translate", none).await, @"422: expected the field `q`, but found none");
     let both = json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
     insta::assert_snapshot!(refusal("/models/two", cat(&both)).await, @"422: `truncation` and `truncate` have different values; leave one of them out");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
