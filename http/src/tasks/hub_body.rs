@@ -64,7 +64,11 @@ impl HubBody {
                 add_options(&mut inputs, self.options)?;
                 Ok(Value::Object(inputs))
             }
-            inputs => Ok(inputs.unwrap_or_default()),
+            inputs => Err(unexpected(
+                "inputs",
+                "an object with `query` and `texts`",
+                &inputs.unwrap_or_default(),
+            )),
         }
     }
 }

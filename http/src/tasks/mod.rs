@@ -14,7 +14,11 @@ pub mod token_classification;
 pub mod tokens;
 pub mod translation;
 
-use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
+use axum::{
+    body::Bytes,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::IntoResponse,
+};
 use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
@@ -251,7 +255,8 @@ pub async fn vertex(
         .into_iter()
         .enumerate()
         .map(|(index, Tree(instance))| async move {
-            let response = run_default(&context.of_part(count), instance).await?;
+            let response = run_default(&context.of_part(count), instance).await;
+            let response = response.map_err(|rejection| in_instance(rejection, index, count))?;
             Ok::<_, Rejection>((index, response.into_parts()))
         });
     // The first error ends all instances.
@@ -288,6 +293,15 @@ pub async fn vertex(
         body,
     )
         .into_response())
+}
+
+/// Names the instance, of several, that an error is about. Limits are shared by all.
+fn in_instance(mut rejection: Rejection, index: usize, count: usize) -> Rejection {
+    let its_own = [StatusCode::UNPROCESSABLE_ENTITY, StatusCode::NOT_FOUND];
+    if count > 1 && its_own.contains(&rejection.status) {
+        rejection.message = format!("in `instances[{index}]`: {}", rejection.message);
+    }
+    rejection
 }
 
 /// Refuses a body whose `field` names another model than the path, or another prompt.
@@ -403,5 +417,32 @@ mod tests {
         // The first model would return a vector.
         let named = json!({ "inputs": "a", "parameters": { "model": "token-classification" } });
         assert_eq!(ask("/", &named).await.1, json!([]));
+    }
+
+    #[tokio::test]
+    async fn errors_name_the_instance_or_the_field() {
+        let (one, rank) = (json!({ "inputs": "a" }), "/models/ranking");
+        let mut found = String::new();
+        for (path, body) in [
+            ("/vertex", json!({ "instances": [one, { "inputs": "" }] })),
+            (
+                "/vertex",
+                json!({ "instances": [one, { "inputs": "a", "model": "b" }] }),
+            ),
+            ("/vertex", json!({ "instances": [{ "inputs": "" }] })),
+            (rank, json!({ "inputs": "a" })),
+            (rank, json!({ "query": "a", "texts": ["b"] })),
+        ] {
+            let (status, answer) = ask(path, &body).await;
+            let error = answer["error"].as_str().unwrap_or_default();
+            found += &format!("{} {error}\n", status.as_u16());
+        }
+        insta::assert_snapshot!(found, @r"
+        422 in `instances[1]`: expected a text in `inputs`, but found an empty one
+        404 in `instances[1]`: unknown model `b`; known models: `embedding`, `classification`, `token-classification`, `zero-shot`, `ranking`, `translation`
+        422 expected a text in `inputs`, but found an empty one
+        422 expected `inputs` to be an object with `query` and `texts`, but found a string
+        422 expected `inputs` to be an object with `query` and `texts`, but found null
+        ");
     }
 }
