@@ -586,6 +586,8 @@ async fn ollama_clients_see_and_choose_how_long_models_stay() {
         3,
         "whether loaded or not"
     );
+    // Without it, clients in Rust fail.
+    assert!(tags["models"][0]["modified_at"].is_string(), "{tags}");
     let (_, shown) = server.post("/api/show", json!({ "model": "b" })).await;
     assert_eq!(shown["capabilities"], json!(["embedding"]));
     assert_eq!(server.loaded(), [""; 0], "descriptions load nothing");

@@ -21,6 +21,8 @@ use kivu::{json_schemas::Object, model::Entry};
 /// When models leave that stay as long as others do not need their memory, in seconds since 1970: the end of the year
 /// 9999, the last one that all clients read.
 const NEVER: Duration = Duration::from_secs(253_402_300_799);
+/// In place of when a model was changed, which bundles do not record. Clients in typed languages require a time.
+const UNKNOWN_TIME: &str = "1970-01-01T00:00:00Z";
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
@@ -50,6 +52,8 @@ struct ListedModel {
     digest: String,
     /// The name in requests.
     model: String,
+    /// Always `1970-01-01T00:00:00Z`: the time is not known.
+    modified_at: &'static str,
     /// The same as `model`.
     name: String,
     /// Total file size in bytes.
@@ -83,6 +87,8 @@ pub struct ShowResponse {
     /// Architecture, maximum tokens per text and dense dimensions, under names that begin with the family.
     #[schemars(with = "Object")]
     model_info: Value,
+    /// Always `1970-01-01T00:00:00Z`: the time is not known.
+    modified_at: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -145,6 +151,7 @@ pub async fn tags(models: CallerModels) -> Json<Tags> {
         details: details(model),
         digest: model.digest.clone(),
         model: model.name.clone(),
+        modified_at: UNKNOWN_TIME,
         name: model.name.clone(),
         size: model.size(),
     };
@@ -175,6 +182,7 @@ pub async fn show(
         capabilities,
         details: details(&model),
         model_info: info,
+        modified_at: UNKNOWN_TIME,
     }))
 }
 
