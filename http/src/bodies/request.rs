@@ -57,6 +57,20 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
     }
 }
 
+/// A name in the path, such as `ORG/NAME`: its slash may be the path's own, since clients, and API Gateway, do not encode it.
+pub struct NameInPath(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
+        let InPath(segments) =
+            InPath::<Vec<(String, String)>>::from_request_parts(parts, state).await?;
+        let segments: Vec<_> = segments.into_iter().map(|(_, segment)| segment).collect();
+        Ok(Self(segments.join("/")))
+    }
+}
+
 /// A request's JSON body.
 pub trait RequestBody: DeserializeOwned + Send + 'static {
     /// The set of its fields in `fields.json`, if they do not depend on the model.

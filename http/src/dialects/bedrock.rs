@@ -14,7 +14,7 @@ use crate::{
     bodies::{
         inputs,
         rejection::ApiResult,
-        request::{Context, InPath, UntypedRequest, from_value},
+        request::{Context, NameInPath, UntypedRequest, from_value},
         response::by_model,
         truncation::Truncate,
         vectors::EncodingFormat,
@@ -184,14 +184,9 @@ pub struct BedrockRanks {
 ///
 /// API Gateway decodes the slash in an ARN, so that the id has several segments.
 pub async fn invoke(
-    InPath(id): InPath<Vec<(String, String)>>,
+    NameInPath(id): NameInPath,
     UntypedRequest(context, Tree(body)): UntypedRequest<Tree>,
 ) -> ApiResult {
-    let id = id
-        .into_iter()
-        .map(|(_, segment)| segment)
-        .collect::<Vec<_>>()
-        .join("/");
     let model = served_name(&context.models, &id);
     match Form::of(&body)? {
         Form::Titan => {

@@ -1,6 +1,6 @@
 //! OpenAI's `/v1/embeddings`, which is also Voyage's, Jina's and (as `/embeddings`) TEI's, and `/v1/models`.
 
-use std::{mem, sync::Arc};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 use axum::{
     Json,
@@ -14,7 +14,7 @@ use crate::{
     bodies::{
         inputs,
         rejection::ApiResult,
-        request::{InPath, JsonRequest, RequestBody},
+        request::{JsonRequest, NameInPath, RequestBody},
         response::{TokenUsage, by_model},
         truncation::{BooleanOrTruncate, RequestedTruncation},
         vectors::{EncodingFormat, Form, Vector},
@@ -420,27 +420,44 @@ pub struct ModelEntry {
     object: &'static str,
     /// `kivu`.
     owned_by: &'static str,
+    #[serde(flatten)]
+    of_mistral: Option<MistralModel>,
+}
+
+/// What only Mistral's clients get, which require it.
+#[derive(Serialize, JsonSchema)]
+struct MistralModel {
+    /// None of Mistral's.
+    capabilities: BTreeMap<String, bool>,
+    /// `base`.
+    #[serde(rename = "type")]
+    kind: &'static str,
 }
 
 impl ModelEntry {
-    fn new(id: &str) -> Self {
+    fn new(id: &str, headers: &HeaderMap) -> Self {
+        let of_mistral = || MistralModel {
+            capabilities: BTreeMap::new(),
+            kind: "base",
+        };
         Self {
             created: 0,
             id: id.to_owned(),
             object: "model",
             owned_by: "kivu",
+            of_mistral: is_mistrals(headers).then(of_mistral),
         }
     }
 }
 
 /// List the models
-pub async fn models(models: CallerModels) -> Json<ModelList> {
+pub async fn models(headers: HeaderMap, models: CallerModels) -> Json<ModelList> {
     let models = models.list();
     let names = models
         .iter()
         .flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
     Json(ModelList {
-        data: names.map(|name| ModelEntry::new(name)).collect(),
+        data: names.map(|name| ModelEntry::new(name, &headers)).collect(),
         object: "list",
     })
 }
@@ -448,18 +465,22 @@ pub async fn models(models: CallerModels) -> Json<ModelList> {
 /// Describe a model
 pub async fn model(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     models: CallerModels,
-    InPath(name): InPath<String>,
+    NameInPath(name): NameInPath,
 ) -> ApiResult<Json<ModelEntry>> {
     models
         .find_new(Some(&name), Deadline::within(app.limits.timeout()))
         .await?;
-    Ok(Json(ModelEntry::new(&name)))
+    Ok(Json(ModelEntry::new(&name, &headers)))
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::{body::Body, http::Request};
+    use axum::{
+        body::Body,
+        http::{Request, request::Builder},
+    };
     use http_body_util::BodyExt;
     use serde_json::{Value, json};
     use tower_service::Service;
@@ -470,21 +491,63 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn mistrals_clients_get_an_id() {
+    async fn mistrals_clients_get_what_they_require() {
         let mut router = router(App::new(models(TOKENIZER).unwrap(), Default::default()));
         for (agent, has_id) in [
             ("mistral-client-python/2.0", true),
             ("speakeasy-sdk/typescript 1.0 @mistralai/mistralai", true),
             ("OpenAI/Python 2.0", false),
         ] {
-            let request = Request::post("/v1/embeddings")
-                .header("content-type", "application/json")
-                .header("user-agent", agent)
-                .body(Body::from(json!({ "input": "cat" }).to_string()));
-            let response = router.call(request.unwrap()).await.unwrap();
-            let bytes = response.into_body().collect().await.unwrap().to_bytes();
-            let answer: Value = serde_json::from_slice(&bytes).unwrap();
+            let mut ask = async |request: Builder, body: String| -> Value {
+                let request = request
+                    .header("content-type", "application/json")
+                    .header("user-agent", agent);
+                let response = router.call(request.body(Body::from(body)).unwrap()).await;
+                let body = response.unwrap().into_body().collect().await.unwrap();
+                serde_json::from_slice(&body.to_bytes()).unwrap()
+            };
+            let body = json!({ "input": "cat" }).to_string();
+            let answer = ask(Request::post("/v1/embeddings"), body).await;
             assert_eq!(answer["id"].is_string(), has_id, "{agent} {answer}");
+            let list = ask(Request::get("/v1/models"), String::new()).await;
+            let one = ask(Request::get("/v1/models/embedding"), String::new()).await;
+            assert_eq!(list["data"][0], one);
+            assert_eq!(one["type"] == "base", has_id, "{agent} {one}");
+            assert_eq!(one["capabilities"].is_object(), has_id, "{agent} {one}");
+        }
+    }
+
+    /// Clients that do not encode a name's slash, and API Gateway, which decodes it.
+    #[tokio::test]
+    async fn names_have_a_slash_of_their_own() {
+        let mut models = models(TOKENIZER).unwrap();
+        models[0].manifest.aliases = vec!["org/name".to_owned()];
+        let mut router = router(App::new(models, Default::default()));
+        for (request, body, status) in [
+            (Request::get("/v1/models/org%2Fname"), "", 200),
+            (Request::get("/v1/models/org/name"), "", 200),
+            (Request::get("/v1/models/org/other"), "", 404),
+            (
+                Request::post("/models/org/name"),
+                r#"{"inputs": "cat"}"#,
+                200,
+            ),
+            (
+                Request::post("/models/org/name:query"),
+                r#"{"inputs": "cat"}"#,
+                200,
+            ),
+            (
+                Request::post("/models/embedding/name"),
+                r#"{"inputs": "cat"}"#,
+                404,
+            ),
+        ] {
+            let request = request.header("content-type", "application/json");
+            let request = request.body(Body::from(body)).unwrap();
+            let target = request.uri().clone();
+            let found = router.call(request).await.unwrap().status();
+            assert_eq!(found, status, "{target}");
         }
     }
 }

@@ -14,8 +14,13 @@ pub const HUB: Api = Api {
     description: "Every task in the model hub's inference API.",
     dialect: Dialect::Tei,
     prefix: Some("/models/"),
-    routes: &[post!("/models/{model}", "task", tasks::infer)
-        .request::<HubRequest>()
-        .response::<TaskResponse>()
-        .runs(Runs::ModelWithUsage)],
+    routes: &[
+        TASK,
+        TASK.at("/models/{model}/{resource}", "task_of_organization"),
+    ],
 };
+
+const TASK: Route = post!("/models/{model}", "task", tasks::infer)
+    .request::<HubRequest>()
+    .response::<TaskResponse>()
+    .runs(Runs::ModelWithUsage);

@@ -28,7 +28,8 @@ pub const OPENAI: Api = Api {
         SCORE,
         SCORE.at("/score", "score"),
         get!("/v1/models", "models", openai::models).response::<openai::ModelList>(),
-        get!("/v1/models/{model}", "model", openai::model).response::<openai::ModelEntry>(),
+        MODEL,
+        MODEL.at("/v1/models/{model}/{resource}", "model_of_organization"),
     ],
 };
 
@@ -59,6 +60,9 @@ pub const JINA: Api = Api {
         .response::<JinaResponse<'static>>()
         .runs(Runs::Model)],
 };
+
+const MODEL: Route =
+    get!("/v1/models/{model}", "model", openai::model).response::<openai::ModelEntry>();
 
 const CHAT: Route = post!(
     "/v1/chat/completions",

@@ -279,7 +279,7 @@ fn parameters(route: &Route, texts: Option<&Value>, generator: &mut SchemaGenera
     let in_path = |name| {
         let description = match name {
             "model" => "A served model's name.",
-            "resource" => "What follows the slash in a model's ARN.",
+            "resource" => "What follows the slash in a model's name or ARN.",
             _ => "Always `1`.",
         };
         json!({

@@ -39,7 +39,7 @@ use super::{
         inputs,
         rejection::{ApiResult, Rejection},
         request::{
-            Context, InPath, JsonRequest, PiecewiseRequest, RequestBody, from_value, model_name,
+            Context, JsonRequest, NameInPath, PiecewiseRequest, RequestBody, from_value, model_name,
         },
         response::{BACKEND, TRUNCATED, truncated_header},
     },
@@ -324,7 +324,7 @@ pub fn check_same(context: &Context, path: &str, field: &str, body: &str) -> Res
 
 /// Run a model
 pub async fn infer(
-    InPath(name): InPath<String>,
+    NameInPath(name): NameInPath,
     JsonRequest(context, Tree(body)): JsonRequest<Tree>,
 ) -> ApiResult {
     if !body.is_object() {
