@@ -132,7 +132,7 @@ async fn unknown_paths_have_the_errors_of_their_prefix() {
         "/v1/nowhere",
         "/v2/nowhere",
         "/api/nowhere",
-        "/models/a/b",
+        "/models/a/b/c",
         "/models//",
         "/v1",
     ] {

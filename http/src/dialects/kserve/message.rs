@@ -104,6 +104,7 @@ pub struct InferRequest {
     outputs: Option<Vec<OutputRequest>>,
     /// The task's parameters, and `binary_data_output`: whether all outputs are returned as bytes after the JSON.
     #[serde(default, deserialize_with = "json::fields")]
+    #[schemars(with = "Option<Map<String, Value>>")]
     pub parameters: Map<String, Value>,
 }
 
@@ -118,6 +119,7 @@ pub struct InferInput {
     datatype: String,
     /// `binary_data_size`: the number of bytes after the JSON in place of `data`.
     #[serde(default, deserialize_with = "json::fields")]
+    #[schemars(with = "Option<Map<String, Value>>")]
     parameters: Map<String, Value>,
     /// The elements in nested lists, unless they follow as binary data.
     #[schemars(with = "Option<Value>")]
@@ -134,6 +136,7 @@ struct OutputRequest {
     name: String,
     /// `binary_data`: whether the tensor is returned as bytes after the JSON.
     #[serde(default, deserialize_with = "json::fields")]
+    #[schemars(with = "Option<Map<String, Value>>")]
     parameters: Map<String, Value>,
 }
 
