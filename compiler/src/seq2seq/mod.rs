@@ -11,6 +11,7 @@ mod source_graph;
 pub mod t5;
 pub mod tokenizer_files;
 mod tokenizer_json;
+mod tokenizer_settings;
 pub mod weight_names;
 
 pub use self::{
