@@ -39,7 +39,7 @@ pub enum Other<'a> {
 }
 
 /// A model's quality.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// The model's name.
     pub name: String,
@@ -71,13 +71,7 @@ impl Report {
         Self {
             name: model.name.clone(),
             precision: model.manifest.weights.precision.to_string(),
-            other: None,
-            quality: None,
-            other_vectors: BTreeMap::new(),
-            vectors: None,
-            pairs: None,
-            languages: None,
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 }
