@@ -395,7 +395,7 @@ mod tests {
                 .map(|it| (it.id, it.span.unwrap()))
                 .collect::<Vec<_>>()
         };
-        let found = tokens(&many.source, "xK\u{301}.");
+        let found = tokens(&many.source.json, "xK\u{301}.");
         assert_eq!(
             found,
             [
@@ -406,7 +406,7 @@ mod tests {
                 (231, (3, 4))
             ]
         );
-        let found = tokens(&marian.source, "e\u{301}\u{200d}h");
+        let found = tokens(&marian.source.json, "e\u{301}\u{200d}h");
         assert_eq!(found, [(121, (0, 1)), (1, (0, 3)), (59, (3, 4))]);
     }
 
