@@ -159,7 +159,7 @@ async fn unknown_paths_have_the_errors_of_their_prefix() {
     /v1/nowhere: error {…}
     /v2/nowhere: error
     /api/nowhere: error, error_type
-    /models/a/b: error, error_type
+    /models/a/b/c: error, error_type
     /models//: error, error_type
     /v1: error, error_type
     ");
