@@ -994,6 +994,7 @@ mod tests {
             ("/v1/rerank", json!({ "dimensions": 1 })),
             ("/rerank", json!({ "prompt_name": "query" })),
             ("/predict", json!({ "threshold": 0.5 })),
+            ("/predict", json!({ "text_pair": "dog" })),
             ("/similarity", json!({ "return_text": true })),
             ("/tokenize", json!({ "input_type": "query" })),
             ("/tokenize", json!({ "truncate": false })),
@@ -1157,6 +1158,7 @@ mod tests {
         /v1/rerank: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
         /rerank: 422 `prompt_name` is not supported: this route does not read it; leave it out
         /predict: 422 `threshold: 0.5` is not supported: this route does not read it; leave it out
+        /predict: 422 `text_pair` is not supported: this route does not read it; leave it out
         /similarity: 422 `return_text: true` is not supported: this route does not read it; leave it out
         /tokenize: 422 `input_type` is not supported: use `prompt_name`
         /tokenize: 422 `truncate: false` is not supported: this route does not read it; leave it out
