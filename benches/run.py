@@ -129,7 +129,7 @@ MEASUREMENTS = [
     ("restores", "starts of a deployed function: restored, initialized or warm", "",
      ("FUNCTION=NAME:live in AWS, with credentials",), 2, 10, ".kivu/deploy/installed",
      ['.kivu/deploy/bin/python benches/restores.py "$FUNCTION"']),
-    ("fuzz", "ten minutes for each parser of external input, by nightly Rust", "reliability.md#fuzzing", (), 4, 220, "fuzz SECONDS=600",
+    ("fuzz", "40 seconds for each parser of external input, by nightly Rust", "reliability.md#fuzzing", (), 4, 30, "fuzz SECONDS=40",
      ["{table}"]),
     ("load", "an overloaded server", "reliability.md#overload-and-endurance", (), 2, 5, "load", []),
     ("soak", "the same traffic for an hour; SOAK=240 for four minutes", "reliability.md#overload-and-endurance", (), 2, 65, ".kivu/load/bin/oha",
