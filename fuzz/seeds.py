@@ -68,6 +68,7 @@ REQUESTS = [
     ("/reranking", {"query": "cat", "documents": ["dog"], "top_n": 1}),
     ("/v1/reranking", {"query": "cat", "texts": ["dog"]}),
     ("/restore", {"inputs": ["Dear [PERSON_1]"], "redact_mapping": {"[PERSON_1]": "Ann"}}),
+    ("/models/arn:/embedding", {"inputs": ["the cat"]}),
 ]
 
 
