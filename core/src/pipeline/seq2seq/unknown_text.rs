@@ -268,11 +268,13 @@ fn kept_ranges(sentence: &str, characters: &[Character]) -> Vec<Range<usize>> {
 /// Joins neighbours that overlap or have no words between them.
 fn merge(kept: &mut Vec<Range<usize>>, has_word: impl Fn(Range<usize>) -> bool) {
     let mut merged: Vec<Range<usize>> = Vec::new();
-    for range in kept.drain(..) {
-        match merged.last_mut() {
-            Some(last) if !has_word(last.end..range.start) => last.end = last.end.max(range.end),
-            _ => merged.push(range),
+    for mut range in kept.drain(..) {
+        while let Some(last) =
+            merged.pop_if(|last| last.end >= range.start || !has_word(last.end..range.start))
+        {
+            range = last.start.min(range.start)..last.end.max(range.end);
         }
+        merged.push(range);
     }
     *kept = merged;
 }
@@ -449,6 +451,20 @@ mod tests {
         [The text says 844 and 731.]
         [software and more]
         "#);
+    }
+
+    #[test]
+    fn a_word_may_reach_over_kept_symbols() {
+        let text = "all 😀, a😀cat😀sat\u{2143f} on";
+        let lost: Vec<_> = text
+            .char_indices()
+            .filter(|(_, letter)| !letter.is_ascii())
+            .map(|(start, letter)| start..start + letter.len_utf8())
+            .collect();
+        let read = readable(text, &lost, str::is_ascii).read.unwrap();
+        let kept: Vec<_> = read.kept.iter().map(|kept| &*kept.text).collect();
+        assert_eq!(kept, ["😀, a😀cat😀sat\u{2143f}"]);
+        assert_eq!(read.restore(&read.text).as_deref(), Some(text));
     }
 
     #[test]
