@@ -675,7 +675,10 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
                 .any(|label| label.as_str().is_some_and(|label| label.len() > 200))
         });
         let is_empty = entry.inputs == "" || entry.inputs["text"] == "";
-        !is_empty && !is_long && entry.parameters.get("return_all_scores").is_none() && !is_twice
+        let is_refused = ["return_all_scores", "max_length"]
+            .iter()
+            .any(|name| entry.parameters.get(name).is_some());
+        !is_empty && !is_long && !is_refused && !is_twice
     };
     for entry in entries.iter().filter(is_of_kind) {
         let name = format!("{}-{}", entry.task, entry.model);
