@@ -132,8 +132,8 @@ pub fn sha256(path: &Path) -> Result<String> {
     let tensors = graph.initializer.iter();
     let files: BTreeSet<&str> = tensors
         .filter(|tensor| tensor.data_location == EXTERNAL)
-        .filter_map(|tensor| tensor.external("location"))
-        .collect();
+        .map(location)
+        .collect::<Result<_>>()?;
     let hashes: Vec<String> = files
         .into_iter()
         .map(|file| sha256_of(&folder(path).join(file)))
@@ -153,12 +153,8 @@ fn folder(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }
 
-/// Moves `tensor`'s data from its file into the message. `loaded` caches files by name.
-fn move_in(
-    tensor: &mut TensorProto,
-    folder: &Path,
-    loaded: &mut HashMap<String, Bytes>,
-) -> Result<()> {
+/// The file with `tensor`'s data, in the graph's folder.
+fn location(tensor: &TensorProto) -> Result<&str> {
     let location = tensor.external("location").unwrap_or_default();
     if location.is_empty() || location.contains(['/', '\\']) || location == ".." {
         return Err(Error::model(format!(
@@ -166,6 +162,16 @@ fn move_in(
             tensor.name
         )));
     }
+    Ok(location)
+}
+
+/// Moves `tensor`'s data from its file into the message. `loaded` caches files by name.
+fn move_in(
+    tensor: &mut TensorProto,
+    folder: &Path,
+    loaded: &mut HashMap<String, Bytes>,
+) -> Result<()> {
+    let location = location(tensor)?;
     if !loaded.contains_key(location) {
         loaded.insert(
             location.to_owned(),
@@ -214,5 +220,15 @@ mod tests {
         files::write(&folder.path().join(WEIGHTS), &[8; EXTERNAL_BYTES]).unwrap();
         assert_eq!(sha256_of(&path).unwrap(), graph);
         assert_ne!(sha256(&path).unwrap(), before);
+        let mut elsewhere = decode(&path).unwrap();
+        let tensor = &mut elsewhere.graph.as_mut().unwrap().initializer[0];
+        let entry = tensor
+            .external_data
+            .iter_mut()
+            .find(|entry| entry.key == "location");
+        entry.unwrap().value = "../weights".into();
+        files::write(&path, &elsewhere.encode_to_vec()).unwrap();
+        let error = sha256(&path).unwrap_err().to_string();
+        assert!(error.ends_with("but found `../weights`"), "{error}");
     }
 }

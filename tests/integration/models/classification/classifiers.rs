@@ -675,10 +675,7 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
                 .any(|label| label.as_str().is_some_and(|label| label.len() > 200))
         });
         let is_empty = entry.inputs == "" || entry.inputs["text"] == "";
-        let is_refused = ["return_all_scores", "max_length"]
-            .iter()
-            .any(|name| entry.parameters.get(name).is_some());
-        !is_empty && !is_long && !is_refused && !is_twice
+        !is_empty && !is_long && entry.parameters.get("return_all_scores").is_none() && !is_twice
     };
     for entry in entries.iter().filter(is_of_kind) {
         let name = format!("{}-{}", entry.task, entry.model);
@@ -704,6 +701,11 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
         let status = response.status();
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
         let answer: Value = serde_json::from_slice(&bytes).unwrap();
+        if entry.parameters.get("max_length").is_some() {
+            // The route cuts texts at the model's limit only.
+            assert_eq!(status, 422, "{entry:?}: {answer}");
+            continue;
+        }
         assert_eq!(status, 200, "{entry:?}: {answer}");
         let is_nested = answer[0].is_array();
         let found: Vec<_> = if is_nested {
