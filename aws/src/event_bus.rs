@@ -3,10 +3,9 @@
 use std::io;
 
 use async_trait::async_trait;
-use aws_sdk_eventbridge::{Client, types::PutEventsRequestEntry};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::client::{LazyClient, deliver};
+use super::service::{DELIVERY_TIMEOUT, Service, ServiceClient};
 use kivu::{
     cloud,
     error::{Error, Result},
@@ -14,11 +13,11 @@ use kivu::{
 
 const SOURCE: &str = "kivu";
 
-/// An Amazon EventBridge bus. The client is created on first use.
+/// An Amazon EventBridge bus.
 #[derive(Debug)]
 pub struct EventBus {
     name: String,
-    client: LazyClient<Client>,
+    client: ServiceClient,
 }
 
 impl EventBus {
@@ -26,7 +25,7 @@ impl EventBus {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            client: LazyClient::new(),
+            client: ServiceClient::new(&Service::EVENT_BRIDGE),
         }
     }
 }
@@ -35,29 +34,15 @@ impl EventBus {
 impl cloud::EventBus for EventBus {
     async fn send(&self, kind: &str, detail: &Value) -> Result<()> {
         let failed = || Error::io(format!("cannot send an event to the bus `{}`", self.name));
-        let entry = PutEventsRequestEntry::builder()
-            .event_bus_name(&self.name)
-            .source(SOURCE)
-            .detail_type(kind)
-            .detail(detail.to_string())
-            .build();
-        let sent = async {
-            self.client
-                .get(Client::new)
-                .await
-                .put_events()
-                .entries(entry)
-                .send()
-                .await
-        };
-        let response = deliver(sent).await.map_err(failed())?;
+        let entry = json!({ "EventBusName": self.name, "Source": SOURCE, "DetailType": kind, "Detail": detail.to_string() });
+        let entries = json!({ "Entries": [entry] });
+        let sent = self
+            .client
+            .call_within(DELIVERY_TIMEOUT, "PutEvents", &entries);
+        let response = sent.await.map_err(io::Error::other).map_err(failed())?;
         // EventBridge returns success even if it refuses an event.
-        match response
-            .entries()
-            .first()
-            .and_then(|entry| entry.error_code())
-        {
-            Some(code) => Err(failed()(io::Error::other(code))),
+        match response["Entries"][0]["ErrorCode"].as_str() {
+            Some(code) => Err(failed()(io::Error::other(code.to_owned()))),
             None => Ok(()),
         }
     }

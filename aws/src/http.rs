@@ -2,14 +2,14 @@
 
 use std::env;
 
-use aws_sdk_secretsmanager::config::SharedHttpClient;
 use aws_smithy_http_client::{
     Builder, Connector,
     proxy::ProxyConfig,
     tls::{Provider, rustls_provider::CryptoMode},
 };
+use aws_smithy_runtime_api::client::http::SharedHttpClient;
 
-/// HTTP client for all services. As for hub downloads, only HTTPS connections go through a proxy: container and machine
+/// HTTP client for S3 and credentials. As for hub downloads, only HTTPS connections go through a proxy: container and machine
 /// credentials come from addresses that a proxy cannot reach.
 pub fn client() -> SharedHttpClient {
     let provider = || Provider::Rustls(CryptoMode::Ring);

@@ -1,15 +1,15 @@
 //! AWS for Kivu: objects in S3, secrets in Secrets Manager, request counts in DynamoDB, messages to SQS, events to EventBridge,
 //! and the requests of sinks.
 
-mod client;
 mod event_bus;
 mod http;
 mod queue;
 mod quota_table;
+mod retry;
 mod secret;
+pub mod service;
 pub mod signed_http;
 mod store;
-pub mod vector_index;
 
 use std::sync::Arc;
 

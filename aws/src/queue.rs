@@ -3,20 +3,20 @@
 use std::io;
 
 use async_trait::async_trait;
-use aws_sdk_sqs::{Client, types::MessageAttributeValue};
+use serde_json::json;
 
-use super::client::{LazyClient, deliver};
+use super::service::{DELIVERY_TIMEOUT, Service, ServiceClient};
 use kivu::{
     address::shown,
     cloud,
     error::{Error, Result},
 };
 
-/// An Amazon SQS queue. The client is created on first use.
+/// An Amazon SQS queue.
 #[derive(Debug)]
 pub struct Queue {
     url: String,
-    client: LazyClient<Client>,
+    client: ServiceClient,
 }
 
 impl Queue {
@@ -30,7 +30,7 @@ impl Queue {
         }
         Ok(Self {
             url: url.to_owned(),
-            client: LazyClient::new(),
+            client: ServiceClient::new(&Service::SQS),
         })
     }
 }
@@ -38,22 +38,18 @@ impl Queue {
 #[async_trait]
 impl cloud::Queue for Queue {
     async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
-        let failed = || Error::io(format!("cannot send a message to `{}`", shown(&self.url)));
-        let attribute = MessageAttributeValue::builder()
-            .data_type("String")
-            .string_value(value)
-            .build();
-        let attribute = attribute.map_err(|error| failed()(io::Error::other(error)))?;
-        let sent = async {
-            let client = self.client.get(Client::new).await;
-            client
-                .send_message()
-                .queue_url(&self.url)
-                .message_body(body)
-                .message_attributes(name, attribute)
-                .send()
-                .await
-        };
-        deliver(sent).await.map(drop).map_err(failed())
+        let message = json!({
+            "QueueUrl": self.url,
+            "MessageBody": body,
+            "MessageAttributes": { name: { "DataType": "String", "StringValue": value } },
+        });
+        let sent = self
+            .client
+            .call_within(DELIVERY_TIMEOUT, "SendMessage", &message);
+        let failed = Error::io(format!("cannot send a message to `{}`", shown(&self.url)));
+        sent.await
+            .map(drop)
+            .map_err(io::Error::other)
+            .map_err(failed)
     }
 }

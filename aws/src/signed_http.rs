@@ -2,8 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use aws_config::{BehaviorVersion, Region};
-use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
+use ::http::{Request, Response, header::AUTHORIZATION};
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::{
+    Credentials as Keys,
+    provider::{ProvideCredentials, SharedCredentialsProvider},
+};
 use aws_sigv4::{
     http_request::{PayloadChecksumKind, SignableBody, SignableRequest, SigningSettings, sign},
     sign::v4::SigningParams,
@@ -12,12 +16,15 @@ use aws_smithy_http_client::Connector;
 use aws_smithy_runtime_api::client::http::HttpConnector;
 use aws_smithy_types::{body::SdkBody, byte_stream::ByteStream};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::Bytes;
 use kivu::error::chain;
-use tokio::time::timeout;
+use tokio::{sync::Mutex, time::timeout};
 
 use super::http;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time before the expiry of keys at which new ones are fetched.
+const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
 /// How a request proves who sends it.
 #[derive(Debug)]
@@ -35,15 +42,6 @@ pub enum Credentials {
     },
 }
 
-/// A response.
-#[derive(Debug)]
-pub struct Answer {
-    /// HTTP status code.
-    pub status: u16,
-    /// The whole body; empty if there is none.
-    pub body: Vec<u8>,
-}
-
 /// Why there is no response.
 #[derive(Debug)]
 pub enum SendError {
@@ -57,11 +55,16 @@ pub enum SendError {
 enum Authorization {
     None,
     Basic(String),
-    Signature {
-        provider: SharedCredentialsProvider,
-        region: String,
-        service: &'static str,
-    },
+    Signature(Signer),
+}
+
+#[derive(Debug)]
+struct Signer {
+    provider: SharedCredentialsProvider,
+    /// The provider's last keys: it may ask a server for them each time.
+    keys: Mutex<Option<Keys>>,
+    region: String,
+    service: &'static str,
 }
 
 /// Sends requests.
@@ -83,15 +86,7 @@ impl SignedClient {
             Credentials::Signature { region, service } => {
                 let defaults =
                     aws_config::defaults(BehaviorVersion::latest()).http_client(http::client());
-                let shared = defaults.region(Region::new(region.clone())).load().await;
-                let provider = shared
-                    .credentials_provider()
-                    .ok_or_else(|| SendError::Other("no AWS credentials were found".to_owned()))?;
-                Authorization::Signature {
-                    provider,
-                    region,
-                    service,
-                }
+                return Self::signing(&defaults.region(Region::new(region)).load().await, service);
             }
         };
         Ok(Self {
@@ -100,37 +95,51 @@ impl SignedClient {
         })
     }
 
-    /// Sends a request with a body of this type; without a body if it is empty.
-    pub async fn send(
-        &self,
-        method: &str,
-        url: &str,
-        content_type: &str,
-        body: &[u8],
-    ) -> Result<Answer, SendError> {
-        let mut request = ::http::Request::builder().method(method).uri(url);
-        if !body.is_empty() {
-            request = request.header("content-type", content_type);
+    /// A client whose requests have signatures for this service, with the region and the credentials of `config`.
+    pub fn signing(config: &SdkConfig, service: &'static str) -> Result<Self, SendError> {
+        let missing = |what: &str| SendError::Other(format!("{what} was found"));
+        let provider = config.credentials_provider();
+        let signer = Signer {
+            provider: provider.ok_or_else(|| missing("no source of AWS credentials"))?,
+            keys: Mutex::default(),
+            region: config
+                .region()
+                .ok_or_else(|| missing("no AWS region"))?
+                .to_string(),
+            service,
+        };
+        Ok(Self {
+            connector: http::connector(),
+            authorization: Authorization::Signature(signer),
+        })
+    }
+
+    /// Sends a request.
+    pub async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, SendError> {
+        match &self.authorization {
+            Authorization::None => {}
+            Authorization::Basic(value) => {
+                let value = value
+                    .parse()
+                    .map_err(|error| SendError::Other(chain(&error)))?;
+                request.headers_mut().insert(AUTHORIZATION, value);
+            }
+            Authorization::Signature(signer) => signer.sign(&mut request).await?,
         }
-        for (name, value) in self.headers(method, url, content_type, body).await? {
-            request = request.header(name, value);
-        }
-        let other = |error: String| SendError::Other(error);
         let request = request
-            .body(SdkBody::from(body))
-            .map_err(|error| other(error.to_string()))?;
-        let request = request
+            .map(SdkBody::from)
             .try_into()
-            .map_err(|error| other(format!("{error}")))?;
+            .map_err(|error| SendError::Other(chain(&error)))?;
         let answered = timeout(TIMEOUT, async {
             let response = self.connector.call(request).await;
             let response = response.map_err(|error| SendError::Passing(chain(&error)))?;
-            let status = response.status().as_u16();
-            let body = ByteStream::new(response.into_body()).collect().await;
-            let body = body
-                .map_err(|error| SendError::Passing(chain(&error)))?
-                .to_vec();
-            Ok(Answer { status, body })
+            let response = response
+                .try_into_http1x()
+                .map_err(|error| SendError::Other(chain(&error)))?;
+            let (head, body) = response.into_parts();
+            let body = ByteStream::new(body).collect().await;
+            let body = body.map_err(|error| SendError::Passing(chain(&error)))?;
+            Ok(Response::from_parts(head, body.into_bytes()))
         });
         let elapsed = |_| {
             Err(SendError::Passing(format!(
@@ -140,54 +149,48 @@ impl SignedClient {
         };
         answered.await.unwrap_or_else(elapsed)
     }
+}
 
-    /// The headers that authorize a request.
-    async fn headers(
-        &self,
-        method: &str,
-        url: &str,
-        content_type: &str,
-        body: &[u8],
-    ) -> Result<Vec<(String, String)>, SendError> {
-        let (provider, region, service) = match &self.authorization {
-            Authorization::None => return Ok(Vec::new()),
-            Authorization::Basic(value) => {
-                return Ok(vec![("authorization".to_owned(), value.clone())]);
-            }
-            Authorization::Signature {
-                provider,
-                region,
-                service,
-            } => (provider, region, *service),
+impl Signer {
+    async fn keys(&self) -> Result<Keys, SendError> {
+        let mut kept = self.keys.lock().await;
+        let is_valid = |keys: &Keys| {
+            keys.expiry()
+                .is_none_or(|expiry| expiry > SystemTime::now() + EXPIRY_MARGIN)
         };
+        if let Some(keys) = kept.as_ref().filter(|keys| is_valid(keys)) {
+            return Ok(keys.clone());
+        }
+        let keys = self.provider.provide_credentials().await;
+        let keys = keys.map_err(|error| SendError::Other(chain(&error)))?;
+        Ok(kept.insert(keys).clone())
+    }
+
+    /// Adds a signature over the method, the URL, the headers and the body.
+    async fn sign(&self, request: &mut Request<Bytes>) -> Result<(), SendError> {
         let other = |error: &(dyn std::error::Error + 'static)| SendError::Other(chain(error));
-        let identity = provider
-            .provide_credentials()
-            .await
-            .map_err(|error| other(&error))?
-            .into();
+        let identity = self.keys().await?.into();
         let mut settings = SigningSettings::default();
         settings.payload_checksum_kind = PayloadChecksumKind::XAmzSha256;
         let parameters = SigningParams::builder()
             .identity(&identity)
-            .region(region)
-            .name(service)
+            .region(&self.region)
+            .name(self.service)
             .time(SystemTime::now())
             .settings(settings)
             .build()
             .map_err(|error| other(&error))?
             .into();
-        let signed = (!body.is_empty()).then_some(("content-type", content_type));
-        let request =
-            SignableRequest::new(method, url, signed.into_iter(), SignableBody::Bytes(body));
-        let request = request.map_err(|error| other(&error))?;
-        let (instructions, _) = sign(request, &parameters)
-            .map_err(|error| other(&error))?
-            .into_parts();
-        let (headers, _) = instructions.into_parts();
-        Ok(headers
-            .into_iter()
-            .map(|header| (header.name().to_owned(), header.value().to_owned()))
-            .collect())
+        let url = request.uri().to_string();
+        let headers = request
+            .headers()
+            .iter()
+            .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)));
+        let body = SignableBody::Bytes(request.body());
+        let signable = SignableRequest::new(request.method().as_str(), url, headers, body);
+        let signed = sign(signable.map_err(|error| other(&error))?, &parameters);
+        let (instructions, _) = signed.map_err(|error| other(&error))?.into_parts();
+        instructions.apply_to_request_http1x(request);
+        Ok(())
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{env, fmt, sync::Arc};
 
-use http::Uri;
+use bytes::Bytes;
+use http::{Method, Request, Response, Uri, header::CONTENT_TYPE};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -13,7 +14,7 @@ use super::{
     waiting::Waiting,
 };
 use kivu::error::{Error, Result};
-use kivu_aws::signed_http::{Answer, Credentials, SendError, SignedClient};
+use kivu_aws::signed_http::{Credentials, SendError, SignedClient};
 use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 const MAX_ID_BYTES: usize = 512;
@@ -160,9 +161,12 @@ impl OpenSearch {
     async fn mapping(&self) -> Result<Value> {
         let action = format!("cannot read the mapping of `{}`", self.place);
         let address = self.address("_mapping");
-        let answer = retried(&action, async || self.answer("GET", &address, &[]).await).await?;
-        match answer.status {
-            200 => serde_json::from_slice(&answer.body)
+        let answer = retried(&action, async || {
+            self.answer(Method::GET, &address, Bytes::new()).await
+        })
+        .await?;
+        match answer.status().as_u16() {
+            200 => serde_json::from_slice(answer.body())
                 .map_err(|_| Error::config(format!("{action}: the response is not JSON"))),
             404 => Err(Error::config(format!(
                 "expected an index at `{}`, but found none",
@@ -173,15 +177,24 @@ impl OpenSearch {
         }
     }
 
-    async fn answer(&self, method: &str, address: &str, body: &[u8]) -> Result<Answer, Failure> {
-        match self
-            .client
-            .send(method, address, "application/x-ndjson", body)
-            .await
-        {
-            Ok(answer) if PASSING.contains(&answer.status) => {
-                Err(Failure::Passing(format!("the status is {}", answer.status)))
-            }
+    async fn answer(
+        &self,
+        method: Method,
+        address: &str,
+        body: Bytes,
+    ) -> Result<Response<Bytes>, Failure> {
+        let mut request = Request::builder().method(method).uri(address);
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/x-ndjson");
+        }
+        let sent = match request.body(body) {
+            Ok(request) => self.client.send(request).await,
+            Err(error) => Err(SendError::Other(error.to_string())),
+        };
+        match sent {
+            Ok(answer) if PASSING.contains(&answer.status().as_u16()) => Err(Failure::Passing(
+                format!("the status is {}", answer.status().as_u16()),
+            )),
             Ok(answer) => Ok(answer),
             Err(SendError::Passing(reason)) => Err(Failure::Passing(reason)),
             Err(SendError::Other(reason)) => {
@@ -226,8 +239,9 @@ impl OpenSearch {
             .iter()
             .map(|document| document.lines.as_slice())
             .collect();
-        let answer = self.answer("POST", address, &lines.concat()).await?;
-        if answer.status == TOO_LARGE {
+        let body = lines.concat().into();
+        let answer = self.answer(Method::POST, address, body).await?;
+        if answer.status().as_u16() == TOO_LARGE {
             batch.large = std::mem::take(&mut batch.pending);
             return Ok(());
         }
@@ -271,14 +285,15 @@ impl OpenSearch {
         Box::pin(self.store(right, refusals)).await
     }
 
-    fn items(&self, answer: &Answer, count: usize) -> Result<Vec<BulkItem>> {
-        if answer.status != 200 {
+    fn items(&self, answer: &Response<Bytes>, count: usize) -> Result<Vec<BulkItem>> {
+        let status = answer.status().as_u16();
+        if status != 200 {
             return Err(Error::config(format!(
-                "cannot write to `{}`: the status is {}",
-                self.place, answer.status
+                "cannot write to `{}`: the status is {status}",
+                self.place
             )));
         }
-        let response: BulkResponse = serde_json::from_slice(&answer.body).map_err(|_| {
+        let response: BulkResponse = serde_json::from_slice(answer.body()).map_err(|_| {
             Error::config(format!(
                 "the response from `{}` is not a bulk response",
                 self.place

@@ -1,6 +1,9 @@
 //! Amazon S3 Vectors.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{
     errors::other_dimensions,
@@ -8,7 +11,7 @@ use super::{
     waiting::Waiting,
 };
 use kivu::error::{Error, Result};
-use kivu_aws::vector_index::{IndexError, IndexForm, IndexName, IndexedVector, VectorIndex};
+use kivu_aws::service::{ActionError, Service, ServiceClient};
 use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl, value_bytes};
 
 /// The service's limits: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-vectors-limitations.html>.
@@ -31,44 +34,101 @@ const SCHEME: &str = "s3vectors://";
 struct VectorIndexUrl {
     url: String,
     name: IndexName,
+    /// The ARN's region.
+    region: Option<String>,
+}
+
+/// The fields that name an index in a request.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase", untagged)]
+enum IndexName {
+    #[serde(rename_all = "camelCase")]
+    Names {
+        vector_bucket_name: String,
+        index_name: String,
+    },
+    #[serde(rename_all = "camelCase")]
+    Arn { index_arn: String },
+}
+
+#[derive(Deserialize)]
+struct Described {
+    index: IndexForm,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct IndexForm {
+    dimension: i64,
+    distance_metric: String,
+    #[serde(default)]
+    metadata_configuration: MetadataConfiguration,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MetadataConfiguration {
+    non_filterable_metadata_keys: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct PutVectors<'a> {
+    #[serde(flatten)]
+    index: &'a IndexName,
+    vectors: Vec<Vector<'a>>,
+}
+
+#[derive(Serialize)]
+struct Vector<'a> {
+    key: &'a str,
+    data: VectorData<'a>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<&'a str, &'a Value>,
+}
+
+#[derive(Serialize)]
+struct VectorData<'a> {
+    float32: &'a [f32],
 }
 
 impl VectorIndexUrl {
     fn of(url: &str) -> Result<Self> {
-        let (expected, name) = match url.strip_prefix(SCHEME) {
-            Some(names) => ("s3vectors://BUCKET/INDEX", of_names(names)),
+        let (expected, parsed) = match url.strip_prefix(SCHEME) {
+            Some(names) => (
+                "s3vectors://BUCKET/INDEX",
+                of_names(names).map(|name| (name, None)),
+            ),
             None => (
                 "arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX",
-                of_arn(url),
+                of_arn(url).map(|(name, region)| (name, Some(region))),
             ),
         };
-        let name =
-            name.ok_or_else(|| Error::config(format!("expected `{expected}`, but found `{url}`")))?;
+        let (name, region) = parsed
+            .ok_or_else(|| Error::config(format!("expected `{expected}`, but found `{url}`")))?;
         let url = url.to_owned();
-        Ok(Self { url, name })
+        Ok(Self { url, name, region })
     }
 }
 
 fn of_names(names: &str) -> Option<IndexName> {
     match names.split('/').collect::<Vec<_>>()[..] {
         [bucket, index] if !bucket.is_empty() && !index.is_empty() => Some(IndexName::Names {
-            bucket: bucket.to_owned(),
-            index: index.to_owned(),
+            vector_bucket_name: bucket.to_owned(),
+            index_name: index.to_owned(),
         }),
         _ => None,
     }
 }
 
-fn of_arn(arn: &str) -> Option<IndexName> {
+/// The name, and the region.
+fn of_arn(arn: &str) -> Option<(IndexName, String)> {
     let parts: Vec<&str> = arn.splitn(6, ':').collect();
     let [_, _, "s3vectors", region, _, resource] = parts[..] else {
         return None;
     };
+    let index_arn = arn.to_owned();
     match resource.split('/').collect::<Vec<_>>()[..] {
-        ["bucket", _, "index", _] => Some(IndexName::Arn {
-            arn: arn.to_owned(),
-            region: region.to_owned(),
-        }),
+        ["bucket", _, "index", _] => Some((IndexName::Arn { index_arn }, region.to_owned())),
         _ => None,
     }
 }
@@ -85,24 +145,23 @@ impl SinkUrl for VectorIndexUrl {
     }
 
     fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
-        Ok(Box::new(S3Vectors::connect(
-            &self.name, settings, dimensions,
-        )?))
+        Ok(Box::new(S3Vectors::connect(self, settings, dimensions)?))
     }
 }
 
 struct S3Vectors {
-    index: VectorIndex,
+    client: ServiceClient,
+    name: IndexName,
     /// The URL, for messages.
     place: String,
-    form: IndexForm,
+    is_cosine: bool,
     /// Metadata names, and whether queries can filter by them.
     names: Vec<(String, bool)>,
     waiting: Waiting,
 }
 
 impl S3Vectors {
-    fn connect(name: &IndexName, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+    fn connect(url: &VectorIndexUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let (place, found) = (settings.url.to_string(), settings.metadata.len());
         if found > MAX_METADATA_NAMES {
             return Err(Error::config(format!(
@@ -111,41 +170,38 @@ impl S3Vectors {
         }
         let waiting = Waiting::new()?;
         let action = format!("cannot read the vector index `{place}`");
-        let (index, form) = waiting.wait(async {
-            let index = VectorIndex::connect(name.clone()).await;
-            let form = retried(&action, async || match index.describe().await {
-                Ok(form) => Ok(form),
-                Err(IndexError::Passing(reason)) => Err(Failure::Passing(reason)),
-                Err(IndexError::Invalid(reason) | IndexError::Other(reason)) => {
-                    Err(Error::config(format!("{action}: {reason}")).into())
-                }
-            });
-            let form = form.await?;
-            Ok((index, form))
-        })?;
-        if form.dimensions != dimensions as i64 {
+        let client = ServiceClient::in_region(&Service::S3_VECTORS, url.region.clone());
+        let described = waiting.wait(retried(&action, async || {
+            let described = client.call("GetIndex", &url.name).await;
+            described.map_err(|error| failure(&action, &error))
+        }))?;
+        let Described { index } = serde_json::from_value(described)
+            .map_err(|_| Error::config(format!("{action}: the response has no index")))?;
+        if index.dimension != dimensions as i64 {
             return Err(other_dimensions(
                 &format!("the index `{place}`"),
                 dimensions,
-                form.dimensions,
+                index.dimension,
             ));
         }
-        let is_filterable = |name: &String| !form.unfilterable.contains(name);
+        let unfilterable = index.metadata_configuration.non_filterable_metadata_keys;
+        let is_filterable = |name: &String| !unfilterable.contains(name);
         let names = settings
             .metadata
             .iter()
             .map(|name| (name.clone(), is_filterable(name)))
             .collect();
         Ok(Self {
-            index,
+            client,
+            name: url.name.clone(),
             place,
-            form,
+            is_cosine: index.distance_metric == "cosine",
             names,
             waiting,
         })
     }
 
-    fn vector<'a>(&'a self, record: &'a Record) -> IndexedVector<'a> {
+    fn vector<'a>(&'a self, record: &'a Record) -> Vector<'a> {
         let fields = self
             .names
             .iter()
@@ -154,9 +210,11 @@ impl S3Vectors {
         let metadata = fields
             .map(|((name, _), value)| (name.as_str(), value))
             .collect();
-        IndexedVector {
+        Vector {
             key: &record.id,
-            values: &record.vector,
+            data: VectorData {
+                float32: &record.vector,
+            },
             metadata,
         }
     }
@@ -178,14 +236,16 @@ impl S3Vectors {
         first: usize,
         refusals: &mut Vec<Refusal>,
     ) -> Result<()> {
-        let vectors: Vec<_> = records.iter().map(|record| self.vector(record)).collect();
+        let request = PutVectors {
+            index: &self.name,
+            vectors: records.iter().map(|record| self.vector(record)).collect(),
+        };
         let action = format!("cannot write to `{}`", self.place);
-        let stored = retried(&action, async || match self.index.put(&vectors).await {
-            Ok(()) => Ok(None),
-            Err(IndexError::Invalid(reason)) => Ok(Some(reason)),
-            Err(IndexError::Passing(reason)) => Err(Failure::Passing(reason)),
-            Err(IndexError::Other(reason)) => {
-                Err(Error::config(format!("{action}: {reason}")).into())
+        let stored = retried(&action, async || {
+            match self.client.call("PutVectors", &request).await {
+                Ok(_) => Ok(None),
+                Err(error) if error.code == "ValidationException" => Ok(Some(error.to_string())),
+                Err(error) => Err(failure(&action, &error)),
             }
         });
         match stored.await? {
@@ -222,6 +282,14 @@ impl S3Vectors {
     }
 }
 
+fn failure(action: &str, error: &ActionError) -> Failure {
+    if error.is_temporary {
+        Failure::Passing(error.to_string())
+    } else {
+        Error::config(format!("{action}: {error}")).into()
+    }
+}
+
 impl Sink for S3Vectors {
     fn check(&self, record: &Record) -> Result<(), String> {
         let characters = record.id.chars().count();
@@ -230,7 +298,7 @@ impl Sink for S3Vectors {
                 "expected an id of at most {MAX_KEY_CHARACTERS} characters, but found {characters}"
             ));
         }
-        if self.form.is_cosine && record.vector.iter().all(|value| *value == 0.0) {
+        if self.is_cosine && record.vector.iter().all(|value| *value == 0.0) {
             return Err("a vector of zeros has no cosine distance".to_owned());
         }
         let (total, filterable) = (

@@ -3,11 +3,10 @@
 //! Requests run on the store's own threads, so that every function can be called from any thread, inside or outside an
 //! async runtime. The threads start with the first request.
 
+mod errors;
 mod requests;
-mod retry;
 
 use std::{
-    future::Future,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -18,10 +17,11 @@ use aws_config::{
     timeout::TimeoutConfig,
 };
 use aws_sdk_s3::Client;
+use futures::TryFutureExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use self::retry::{RequestError, retry};
-use crate::http;
+use self::errors::RequestError;
+use crate::{http, retry::retry};
 use kivu::{
     error::{Error, Result},
     locked,
@@ -96,7 +96,9 @@ impl Connection {
         E: Into<RequestError> + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        wait(&self.threads, retry(self.retry_timeout, request))
+        let request = move || request().map_err(E::into);
+        let retried = retry(self.retry_timeout, RequestError::is_temporary, request);
+        wait(&self.threads, retried)
             .unwrap_or_else(|| Err(RequestError::permanent("the threads for S3 have stopped")))
     }
 }

@@ -13,8 +13,9 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
     S3,
-    retry::{RequestError, found, retry},
+    errors::{RequestError, found},
 };
+use crate::retry::retry;
 use kivu::{
     error::Result,
     locked,
@@ -332,10 +333,12 @@ async fn read_range(
         }
         Ok(chunks)
     };
-    retry(timeout, read).await.map_err(|error| match error {
-        error if error.is_refused => Change::Replaced.error(url),
-        // Without an ETag, nobody knows whether the object was ever there.
-        error if error.is_not_found() && !object.etag.is_empty() => Change::Deleted.error(url),
-        error => error.during(format!("cannot read `{url}`")),
-    })
+    retry(timeout, RequestError::is_temporary, read)
+        .await
+        .map_err(|error| match error {
+            error if error.is_refused => Change::Replaced.error(url),
+            // Without an ETag, nobody knows whether the object was ever there.
+            error if error.is_not_found() && !object.etag.is_empty() => Change::Deleted.error(url),
+            error => error.during(format!("cannot read `{url}`")),
+        })
 }

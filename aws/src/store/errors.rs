@@ -1,11 +1,10 @@
-//! Request errors and retries.
+//! Errors of requests.
 
-use std::{error::Error as StdError, future::Future, io, time::Duration};
+use std::{error::Error as StdError, fmt, io};
 
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
-use tokio::time::{Instant, sleep};
 
-use kivu::{error::Error, random};
+use kivu::error::Error;
 
 /// Error codes after which the same request may succeed. S3 sends some in a response with status 200, which begins before a
 /// copy or a multipart upload is complete.
@@ -16,8 +15,6 @@ const TEMPORARY_CODES: [&str; 5] = [
     "InternalError",
     "ServiceUnavailable",
 ];
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// A failed request.
 #[derive(Debug)]
@@ -53,6 +50,11 @@ impl RequestError {
         }
     }
 
+    /// Whether the same request may succeed later.
+    pub fn is_temporary(&self) -> bool {
+        self.is_temporary
+    }
+
     /// Whether the object, the bucket or the upload does not exist.
     pub fn is_not_found(&self) -> bool {
         self.error.kind() == io::ErrorKind::NotFound
@@ -63,6 +65,12 @@ impl RequestError {
             action: action.into(),
             source: self.error,
         }
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
     }
 }
 
@@ -150,26 +158,6 @@ fn causes(error: &dyn StdError) -> Vec<String> {
     std::iter::successors(error.source(), |cause| (*cause).source())
         .map(ToString::to_string)
         .collect()
-}
-
-/// Sends `request` until it succeeds, fails permanently or `timeout` is over. Pauses grow, with random jitter, so that
-/// clients do not overload a server that restarts.
-pub async fn retry<T, E: Into<RequestError>, F: Future<Output = Result<T, E>>>(
-    timeout: Duration,
-    request: impl Fn() -> F,
-) -> Result<T, RequestError> {
-    let started = Instant::now();
-    let mut pause = FIRST_PAUSE;
-    loop {
-        match request().await.map_err(E::into) {
-            Err(failed) if failed.is_temporary && started.elapsed() + pause < timeout => {
-                tracing::warn!(error = %failed.error, "a request to S3 failed; retrying");
-                sleep(pause.mul_f64(0.5 + random::fraction() / 2.0)).await;
-                pause = (pause * 2).min(MAX_PAUSE);
-            }
-            result => return result,
-        }
-    }
 }
 
 #[cfg(test)]
