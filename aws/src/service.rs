@@ -170,7 +170,7 @@ impl ServiceClient {
         }
     }
 
-    /// Takes an action, once.
+    /// Takes an action, once; `Null` without a result.
     pub async fn call(&self, action: &str, body: &impl Serialize) -> Result<Value, ActionError> {
         let connection = self.connection.get_or_try_init(|| self.connect()).await?;
         let body = serde_json::to_vec(body).map_err(ActionError::permanent)?;
@@ -179,10 +179,10 @@ impl ServiceClient {
             .request(&connection.endpoint, action, body)
             .map_err(ActionError::permanent)?;
         let response = connection.http.send(request).await?;
-        if response.status().is_success() {
-            serde_json::from_slice(response.body()).map_err(ActionError::permanent)
-        } else {
-            Err(ActionError::from(&response))
+        match response.body() {
+            _ if !response.status().is_success() => Err(ActionError::from(&response)),
+            body if body.is_empty() => Ok(Value::Null),
+            body => serde_json::from_slice(body).map_err(ActionError::permanent),
         }
     }
 
