@@ -924,18 +924,22 @@ class Survival(Base):
             function.call(s3_event("in/one.jsonl", self.weed.put("in/one.jsonl", lines(rows(1)))["ETag"]))
             small.bound_from(function.private_mb() + 24)
             boxed = event("in/boxed.jsonl")
-            for _ in range(2):
+            checkpoints = lambda: [key for key in self.weed.keys("out/boxed") if "checkpoint" in key]
+            # On a busy machine, it may be killed before its first checkpoint.
+            for kills in range(1, 9):
                 function.send(boxed)
                 self.assertEqual(function.process.wait(120), -signal.SIGKILL)
                 self.assertFalse(self.weed.exists("out/boxed.jsonl"))
-            self.assertTrue([key for key in self.weed.keys("out/boxed") if "checkpoint" in key])
+                if kills > 1 and checkpoints():
+                    break
+            self.assertTrue(checkpoints())
             small.bound(1769)
             function.call(boxed)
         finally:
             function.stop()
             small.remove()
         self.assertEqual(self.weed.get("out/boxed.jsonl"), self.weed.get("out/quiet.jsonl"))
-        self.assertEqual([key for key in self.weed.keys("out/boxed") if "checkpoint" in key], [])
+        self.assertEqual(checkpoints(), [])
 
     def test_a_server_that_breaks_off_or_is_busy(self):
         etag = self.weed.put("in/faulty.jsonl", lines(rows(20_000)))["ETag"]
