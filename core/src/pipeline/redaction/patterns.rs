@@ -173,7 +173,23 @@ impl Patterns {
     }
 
     /// All matches, also of patterns that overlap: the longest first, and the first in the table among equals.
+    ///
+    /// What seemed to continue a match, as the date in `2024-01-31-4111111111111111`, is looked for once more without it.
     pub fn matches(&self, text: &str) -> Vec<Match> {
+        let mut found = self.search(text);
+        if found.iter().any(|found| has_neighbour(text, &found.range)) {
+            let mut rest = text.to_owned();
+            for Match { range, .. } in &found {
+                rest.replace_range(range.clone(), &"\n".repeat(range.len()));
+            }
+            found.append(&mut self.search(&rest));
+        }
+        found.sort_by_key(|found| std::cmp::Reverse(found.range.len()));
+        found
+    }
+
+    /// The matches that stand for themselves.
+    fn search(&self, text: &str) -> Vec<Match> {
         let mut found: Vec<Match> = Vec::new();
         let plain = Plain::of(text, Separators::AsWritten);
         let joined = Plain::of(text, Separators::Joined);
@@ -203,9 +219,21 @@ impl Patterns {
             }
             found.append(&mut written);
         }
-        found.sort_by_key(|found| std::cmp::Reverse(found.range.len()));
         found
     }
+}
+
+/// Whether a letter or digit is next to a match, or behind a hyphen or point next to it.
+fn has_neighbour(text: &str, range: &Range<usize>) -> bool {
+    is_neighbour(text[..range.start].chars().rev()) || is_neighbour(text[range.end..].chars())
+}
+
+fn is_neighbour(mut next: impl Iterator<Item = char>) -> bool {
+    let first = match next.next() {
+        Some('-' | '.') => next.next(),
+        first => first,
+    };
+    first.is_some_and(char::is_alphanumeric)
 }
 
 /// The match that overlaps `other` among matches in the text's order.

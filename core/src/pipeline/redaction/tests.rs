@@ -541,6 +541,30 @@ fn words_and_forms_hide_nothing() {
     }
 }
 
+/// Numbers and words that touch, of which one seemed to continue the other.
+#[test]
+fn matches_hide_nothing_beside_them() {
+    let (card, date, ssn) = ("4111111111111111", "2024-01-31", "078-05-1120");
+    let code = "RSSMRA85T10A562S";
+    for [first, between, second] in [
+        [card, "-", date],
+        [date, "-", card],
+        [date, ".", "31 Jan 2024"],
+        [ssn, "-", "192.168.10.11"],
+        ["192.168.10.11", "-", ssn],
+        ["jane@example.com", "", code],
+        [code, "", "ghp_a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2"],
+        ["DE89370400440532013000", "", "eyJhbGciOi.eyJzdWIi.abc_d"],
+    ] {
+        let text = [first, between, second].concat();
+        let (mut expected, mut found) = ([first, second], found(&["all"], &text));
+        expected.sort_unstable();
+        found.sort_unstable();
+        assert_eq!(found, expected, "{text}");
+    }
+    assert!(found(&["all"], &format!("{ssn}-{ssn}, A1B{card}, 1.2.3.4.5")).is_empty());
+}
+
 /// Published examples, each with its place.
 #[test]
 fn published_examples_are_found() {
