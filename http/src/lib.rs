@@ -13,7 +13,7 @@ pub mod scripted;
 pub mod service;
 mod tasks;
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     Router,
@@ -36,7 +36,7 @@ pub use self::{
         warm_up::warm_up,
     },
 };
-use self::{bodies::rejection::Rejection, service::observe::Observed};
+use self::{bodies::rejection::Rejection, dialects::kserve, service::observe::Observed};
 
 /// The router for all dialects.
 ///
@@ -55,18 +55,22 @@ pub fn router(app: App) -> Router {
     // A layer of the same router would run after a route is found.
     Router::new()
         .fallback_service(router)
-        .layer(middleware::map_request(without_last_slash))
+        .layer(middleware::map_request(with_plain_path))
 }
 
-/// Removes a slash at the end of the path.
-async fn without_last_slash(mut request: Request) -> Request {
+/// Removes a slash at the end of the path, and encodes the one in a model's name where routes expect a single segment.
+async fn with_plain_path(mut request: Request) -> Request {
     let uri = request.uri();
-    let path = uri.path().strip_suffix('/').unwrap_or_default();
-    if !path.is_empty() && !path.ends_with('/') {
+    let path = match uri.path().strip_suffix('/') {
+        Some(path) if !path.is_empty() && !path.ends_with('/') => path,
+        _ => uri.path(),
+    };
+    let path = kserve::with_encoded_name(path).map_or(Cow::Borrowed(path), Cow::Owned);
+    if path != uri.path() {
         let mut parts = uri.clone().into_parts();
         let target = match uri.query() {
             Some(query) => format!("{path}?{query}").try_into(),
-            None => path.try_into(),
+            None => path.parse(),
         };
         if let Ok(target) = target {
             parts.path_and_query = Some(target);

@@ -38,6 +38,38 @@ use kivu::{
 /// The only version per model: bundles are immutable.
 const VERSION: &str = "1";
 
+/// A path with an encoded slash in the model's name, if there is one in its place: Triton's clients do not encode it, and API
+/// Gateway decodes it.
+pub fn with_encoded_name(path: &str) -> Option<String> {
+    let (models, rest) = ["/v2/models/", "/v2/repository/models/"]
+        .into_iter()
+        .find_map(|models| Some((models, path.strip_prefix(models)?)))?;
+    let ends = |segments: &[&str]| match segments {
+        [] | ["versions", _] => true,
+        [last] | ["versions", _, last] => matches!(
+            *last,
+            "config"
+                | "generate"
+                | "generate_stream"
+                | "infer"
+                | "load"
+                | "ready"
+                | "stats"
+                | "unload"
+        ),
+        _ => false,
+    };
+    let segments: Vec<&str> = rest.split('/').collect();
+    let [first, second, end @ ..] = segments.as_slice() else {
+        return None;
+    };
+    let is_name = ![first, second].iter().any(|part| part.is_empty());
+    (is_name && !ends(&segments[1..]) && ends(end)).then(|| {
+        let end: String = end.iter().map(|segment| format!("/{segment}")).collect();
+        format!("{models}{first}%2F{second}{end}")
+    })
+}
+
 #[derive(Deserialize)]
 pub struct ModelPath {
     model: String,
@@ -352,9 +384,15 @@ pub async fn infer(
 
 #[cfg(test)]
 mod tests {
+    use axum::{body::Body, http::Request};
     use serde_json::json;
+    use tower_service::Service;
 
-    use crate::scripted::ask;
+    use super::with_encoded_name;
+    use crate::{
+        App, router,
+        scripted::{TOKENIZER, ask, models},
+    };
 
     #[tokio::test]
     async fn a_body_names_the_model_of_its_path() {
@@ -377,6 +415,44 @@ mod tests {
         400 "`model_name` is `classification`, but the path names `embedding`; leave `model_name` out, or change the path"
         400 "expected version 1 of `embedding`, but found `2`"
         "#);
+    }
+
+    #[tokio::test]
+    async fn names_have_a_slash_of_their_own() {
+        let mut models = models(TOKENIZER).unwrap();
+        models[0].manifest.aliases = vec!["org/name".to_owned()];
+        let mut router = router(App::new(models, Default::default()));
+        let tensor = json!({ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"] });
+        let body = json!({ "inputs": [tensor] }).to_string();
+        for name in ["org/name", "org%2Fname", "org/name:latest", "embedding"] {
+            for (method, end) in [
+                ("GET", ""),
+                ("GET", "/ready/"),
+                ("GET", "/config?a=b"),
+                ("POST", "/infer"),
+                ("GET", "/versions/1"),
+                ("GET", "/versions/1/ready"),
+                ("POST", "/versions/1/infer"),
+            ] {
+                let target = format!("/v2/models/{name}{end}");
+                let request = Request::builder().method(method).uri(&target);
+                let request = request.body(Body::from(body.clone())).unwrap();
+                let status = router.call(request).await.unwrap().status();
+                assert_eq!(status, 200, "{method} {target}");
+            }
+        }
+        let load = with_encoded_name("/v2/repository/models/org/name/load");
+        assert_eq!(load.unwrap(), "/v2/repository/models/org%2Fname/load");
+        for other in [
+            "/v2/models/a/ready",
+            "/v2/models/a/stats",
+            "/v2/models/a/versions/1/infer",
+            "/v2/models/a/b/c/infer",
+            "/v2/models//a/infer",
+            "/v2/repository/index",
+        ] {
+            assert_eq!(with_encoded_name(other), None, "{other}");
+        }
     }
 
     /// Clients that write all fields of an object send `null` for those that are not set.
