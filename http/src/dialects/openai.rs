@@ -424,6 +424,19 @@ pub struct ModelEntry {
     of_mistral: Option<MistralModel>,
 }
 
+impl ModelList {
+    pub fn new(models: &CallerModels, headers: &HeaderMap) -> Self {
+        let models = models.list();
+        let names = models
+            .iter()
+            .flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
+        Self {
+            data: names.map(|name| ModelEntry::new(name, headers)).collect(),
+            object: "list",
+        }
+    }
+}
+
 /// What only Mistral's clients get, which require it.
 #[derive(Serialize, JsonSchema)]
 struct MistralModel {
@@ -452,14 +465,7 @@ impl ModelEntry {
 
 /// List the models
 pub async fn models(headers: HeaderMap, models: CallerModels) -> Json<ModelList> {
-    let models = models.list();
-    let names = models
-        .iter()
-        .flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
-    Json(ModelList {
-        data: names.map(|name| ModelEntry::new(name, &headers)).collect(),
-        object: "list",
-    })
+    Json(ModelList::new(&models, &headers))
 }
 
 /// Describe a model
@@ -512,6 +518,11 @@ mod tests {
             let list = ask(Request::get("/v1/models"), String::new()).await;
             let one = ask(Request::get("/v1/models/embedding"), String::new()).await;
             assert_eq!(list["data"][0], one);
+            // Without `/v1`, clients would see a list without models.
+            let described = ask(Request::get("/models"), String::new()).await;
+            for field in ["data", "object"] {
+                assert_eq!(described[field], list[field], "{described}");
+            }
             assert_eq!(one["type"] == "base", has_id, "{agent} {one}");
             assert_eq!(one["capabilities"].is_object(), has_id, "{agent} {one}");
         }

@@ -7,13 +7,21 @@ use std::{
     thread::available_parallelism,
 };
 
-use axum::{Json, extract::State, http::StatusCode, response::IntoResponse};
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::IntoResponse,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{app::App, models::caller_models::CallerModels};
-use crate::bodies::rejection::{ApiResult, Rejection};
+use crate::{
+    bodies::rejection::{ApiResult, Rejection},
+    dialects::openai::ModelList,
+};
 use kivu::{
     json_schemas::Object,
     model::Entry,
@@ -208,6 +216,9 @@ fn outputs(settings: &EmbeddingSettings) -> BTreeMap<String, usize> {
 /// The served models, and the request limits.
 #[derive(Serialize, JsonSchema)]
 pub struct Models {
+    /// The names, for OpenAI's clients whose base URL has no `/v1`.
+    #[serde(flatten)]
+    names: ModelList,
     /// Limits per request.
     limits: RequestLimits,
     /// Memory for models that are loaded on demand; absent if all are loaded at start.
@@ -285,7 +296,12 @@ struct Languages {
     to: BTreeSet<String>,
 }
 
-pub async fn list(State(app): State<Arc<App>>, models: CallerModels) -> Json<Models> {
+pub async fn list(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    models: CallerModels,
+) -> Json<Models> {
+    let names = ModelList::new(&models, &headers);
     let limits = RequestLimits {
         body_bytes: app.limits.body_bytes,
         texts: app.limits.texts,
@@ -296,6 +312,7 @@ pub async fn list(State(app): State<Arc<App>>, models: CallerModels) -> Json<Mod
         .budget()
         .map(|(limit, used)| ModelMemory { limit, used });
     Json(Models {
+        names,
         limits,
         memory,
         models,
