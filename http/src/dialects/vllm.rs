@@ -1,5 +1,5 @@
 //! vLLM's `/classify`: each text's best label, with the scores of all labels. NeMo Guardrails asks guard models in this
-//! form.
+//! form. infinity has the same route, with a list of labels per text.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,10 +9,10 @@ use crate::{
         inputs,
         rejection::ApiResult,
         request::{JsonRequest, RequestBody},
-        response::{TokenUsage, with_usage},
+        response::{Prediction, TokenUsage, predictions, with_usage},
         truncation::RequestedTruncation,
     },
-    tasks::classification::score_function,
+    tasks::{classification::score_function, ranking::raw_scores},
 };
 use kivu::{
     clock,
@@ -49,6 +49,8 @@ pub struct LabelsRequest {
     truncation_side: Option<Side>,
     /// Whether scores are probabilities; with false they are logits.
     use_activation: Option<bool>,
+    /// infinity's: the opposite of `use_activation`. The response to a request with this field is infinity's.
+    raw_scores: Option<bool>,
 }
 
 impl RequestBody for LabelsRequest {
@@ -59,16 +61,25 @@ impl RequestBody for LabelsRequest {
 pub struct LabelsResponse<'a> {
     /// `classify-` and a new UUID.
     id: String,
-    /// `list`.
+    /// `list`; for infinity's clients `classify`.
     object: &'static str,
     /// Seconds since 1970.
     created: u64,
     /// The name of the model that ran.
     model: &'a str,
     /// An entry per text, in input order.
-    data: Vec<TextLabel<'a>>,
+    data: Labels<'a>,
     /// Tokens of the request.
     usage: TokenUsage,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+enum Labels<'a> {
+    Vllm(Vec<TextLabel<'a>>),
+    /// All labels, the highest score first.
+    Infinity(Vec<Vec<Prediction<'a>>>),
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -97,8 +108,8 @@ pub async fn classify(JsonRequest(context, body): JsonRequest<LabelsRequest>) ->
     };
     let parameters = ClassificationParameters {
         truncation: truncation.parameters(pipeline.settings().max_tokens)?,
-        function_to_apply: match body.use_activation {
-            Some(false) => Some(ScoreFunction::None),
+        function_to_apply: match raw_scores(body.raw_scores, body.use_activation)? {
+            Some(true) => Some(ScoreFunction::None),
             _ => score_function(model),
         },
         top_k: None,
@@ -121,12 +132,18 @@ pub async fn classify(JsonRequest(context, body): JsonRequest<LabelsRequest>) ->
             probs,
         }
     };
+    // Its client always sends the field.
+    let is_infinitys = body.raw_scores.is_some();
+    let ranked = |row: &Vec<f32>| predictions(classifier.labels(), row, None);
     let response = LabelsResponse {
         id: format!("classify-{}", uuid::Uuid::new_v4().simple()),
-        object: "list",
+        object: if is_infinitys { "classify" } else { "list" },
         created: clock::since_1970().as_secs(),
         model: &model.name,
-        data: scores.rows.into_iter().enumerate().map(label).collect(),
+        data: match is_infinitys {
+            true => Labels::Infinity(scores.rows.iter().map(ranked).collect()),
+            false => Labels::Vllm(scores.rows.into_iter().enumerate().map(label).collect()),
+        },
         usage: TokenUsage::of(&scores.usage),
     };
     Ok(with_usage(&context, &response, &scores.usage))
@@ -156,6 +173,18 @@ mod tests {
             }
             let body = json!({ "model": "ranking", "input": "cat", "use_activation": false });
             assert_eq!(ask(path, &body).await.1["data"][0]["probs"], json!([1.0]));
+            let mut answers = String::new();
+            for is_raw in [false, true] {
+                let body = json!({ "model": "ranking", "input": ["cat"], "raw_scores": is_raw });
+                let (_, labels) = ask(path, &body).await;
+                answers += &format!("{} {}\n", labels["object"], labels["data"]);
+            }
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(answers, @r#"
+                "classify" [[{"label":"score","score":0.7310586}]]
+                "classify" [[{"label":"score","score":1.0}]]
+                "#);
+            }
         }
     }
 }

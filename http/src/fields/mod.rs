@@ -59,7 +59,7 @@ const SAME: [&str; 15] = [
     "truncation_direction truncation_side truncate",
     "top_n top_k",
     "return_documents return_text",
-    "raw_scores use_activation function_to_apply",
+    "use_activation raw_scores function_to_apply",
     "documents texts text_2 items data_2",
     "query text_1 queries data_1",
     "inputs input q text texts content inputText messages prompt",
