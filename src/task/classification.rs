@@ -110,9 +110,10 @@ impl Classifier {
 /// Zero-shot classification parameters.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `candidate_labels`")]
-#[schemars(transform = Alias("multi_label", "multi_class"))]
+#[schemars(transform = Alias("candidate_labels", "labels"), transform = Alias("multi_label", "multi_class"))]
 pub struct ZeroShotParameters {
     /// Labels: a list, or a string with commas between them or with a JSON list.
+    #[serde(alias = "labels")]
     pub candidate_labels: LabelList,
     /// The hypothesis for zero-shot classification, with {} for the label
     pub hypothesis_template: Option<String>,

@@ -54,7 +54,7 @@ const SAME: [&str; 15] = [
      output_dimensionality truncate_dim",
     "normalize normalized use_activation embd_normalize normalize_embeddings",
     "output_dtype embedding_types encoding_format embedding_type embeddingTypes precision",
-    "prompt_name input_type task",
+    "prompt_name input_type task task_type taskType",
     "truncate truncation truncate_prompt_tokens",
     "truncation_direction truncation_side truncate",
     "top_n top_k",
@@ -203,7 +203,7 @@ fn foreign_fields(
         let mut same = SAME.iter().filter(|names| has(names, name));
         match same.find_map(|names| names.split(' ').find(|one| is_own(one))) {
             Some(same) => &*format!("use `{same}`").leak(),
-            None if has("prompt_name input_type", name) && embeds => {
+            None if has("prompt_name input_type task_type taskType", name) && embeds => {
                 "put the role after the model's name, as in `NAME:query`"
             }
             None => "this route does not read it; leave it out",
@@ -932,6 +932,7 @@ mod tests {
             ("/v1/embeddings", json!({ "truncation_direction": "left" })),
             ("/v1/embeddings", json!({ "outputs": ["sparse"] })),
             ("/v1/embeddings", json!({ "texts": ["dog"] })),
+            ("/v1/embeddings", json!({ "task_type": "search_query" })),
             ("/embed", json!({ "input_type": "query" })),
             ("/embed", json!({ "output_dimension": 1 })),
             ("/embed", json!({ "truncate_dim": 1 })),
@@ -946,6 +947,7 @@ mod tests {
             ("/api/embed", json!({ "prompt": "dog" })),
             ("/api/embed", json!({ "output_dimension": 1 })),
             ("/api/embed", json!({ "input_type": "query" })),
+            ("/api/embed", json!({ "taskType": "RETRIEVAL_QUERY" })),
             ("/api/embeddings", json!({ "input": "dog" })),
             ("/api/embeddings", json!({ "dimensions": 1 })),
             ("/embedding", json!({ "dimensions": 1 })),
@@ -996,6 +998,11 @@ mod tests {
             ("/predict", json!({ "threshold": 0.5 })),
             ("/predict", json!({ "text_pair": "dog" })),
             ("/similarity", json!({ "return_text": true })),
+            ("/similarity", json!({ "output_dtype": "binary" })),
+            (
+                "/similarity",
+                json!({ "parameters": { "labels": ["a"], "outputs": ["dense"] } }),
+            ),
             ("/tokenize", json!({ "input_type": "query" })),
             ("/tokenize", json!({ "truncate": false })),
             ("/decode", json!({ "add_special_tokens": false })),
@@ -1115,6 +1122,7 @@ mod tests {
         /v1/embeddings: 422 `truncation_direction` is not supported: use `truncation_side`
         /v1/embeddings: 422 `outputs` is not supported: this route does not read it; leave it out
         /v1/embeddings: 422 `texts` is not supported: use `input`
+        /v1/embeddings: 422 `task_type` is not supported: use `prompt_name`
         /embed: 422 `input_type` is not supported: use `prompt_name`
         /embed: 422 `output_dimension: 1` is not supported: use `dimensions`
         /embed: 422 `truncate_dim: 1` is not supported: use `dimensions`
@@ -1129,6 +1137,7 @@ mod tests {
         /api/embed: 422 `prompt` is not supported: use `input`
         /api/embed: 422 `output_dimension: 1` is not supported: use `dimensions`
         /api/embed: 422 `input_type` is not supported: put the role after the model's name, as in `NAME:query`
+        /api/embed: 422 `taskType` is not supported: put the role after the model's name, as in `NAME:query`
         /api/embeddings: 422 `input` is not supported: use `prompt`
         /api/embeddings: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
         /embedding: 422 `dimensions: 1` is not supported: this route does not read it; leave it out
@@ -1160,6 +1169,8 @@ mod tests {
         /predict: 422 `threshold: 0.5` is not supported: this route does not read it; leave it out
         /predict: 422 `text_pair` is not supported: this route does not read it; leave it out
         /similarity: 422 `return_text: true` is not supported: this route does not read it; leave it out
+        /similarity: 422 `output_dtype` is not supported: this route does not read it; leave it out
+        /similarity: 422 `parameters.labels` is not supported: this route does not read it; leave it out
         /tokenize: 422 `input_type` is not supported: use `prompt_name`
         /tokenize: 422 `truncate: false` is not supported: this route does not read it; leave it out
         /decode: 422 `add_special_tokens: false` is not supported: this route does not read it; leave it out

@@ -28,6 +28,11 @@ impl HubBody {
             Some(other) => return Err(unexpected("parameters", "an object", &other)),
         };
         add_options(&mut options, fields)?;
+        if options.contains_key("inputs") {
+            return Err(
+                Error::invalid("`parameters.inputs` is not supported").with_hint("send `inputs`")
+            );
+        }
         // As in the pipelines of `transformers`.
         match options.remove("truncation") {
             None | Some(Value::Null) => {}

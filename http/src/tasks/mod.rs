@@ -180,23 +180,15 @@ fn check_parameters(model: &Model, body: &Value) -> Result<()> {
     let given = body
         .get("parameters")
         .filter(|parameters| !parameters.is_null());
-    match &model.pipeline {
-        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => Err(
-            Error::invalid("expected the field `parameters.candidate_labels`, but found none"),
-        ),
-        pipeline => {
-            let fields = [Some(body), given]
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_object);
-            fields
-                .into_iter()
-                .try_for_each(|fields| labels::refuse_unused(model, fields))?;
-            pipeline
-                .generator()
-                .map_or(Ok(()), |_| generation::check_parameters(body))
-        }
-    }
+    let mut fields = [Some(body), given]
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object);
+    fields.try_for_each(|fields| labels::refuse_unused(model, fields))?;
+    model
+        .pipeline
+        .generator()
+        .map_or(Ok(()), |_| generation::check_parameters(body))
 }
 
 /// Refuses the model hub's body where it reaches the first of several models, and that model embeds texts: hub clients
@@ -351,7 +343,7 @@ pub async fn infer(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use crate::scripted::ask;
 
@@ -414,6 +406,26 @@ mod tests {
         ");
         let same = json!({ "inputs": "a", "model": "embedding:latest", "dimensions": 1 });
         assert_eq!(ask("/models/embedding", &same).await.1, json!([[1.0]]));
+        // Labels may be beside `inputs`, under either name.
+        let with = |more: Value| {
+            let mut body = json!({ "inputs": "cat", "hypothesis_template": "{}" });
+            body.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            async move { ask("/models/zero-shot", &body).await }
+        };
+        let labels = json!(["a", "b"]);
+        let expected = with(json!({ "parameters": { "candidate_labels": labels } })).await;
+        assert_eq!(expected.0, 200, "{}", expected.1);
+        for more in [
+            json!({ "parameters": { "labels": labels } }),
+            json!({ "labels": "a, b" }),
+            json!({ "candidate_labels": labels, "parameters": null }),
+        ] {
+            assert_eq!(with(more.clone()).await, expected, "{more}");
+        }
+        let both = json!({ "candidate_labels": labels, "labels": ["c", "d"] });
+        assert_eq!(with(both).await.0, 422);
         // The first model would return a vector.
         let named = json!({ "inputs": "a", "parameters": { "model": "token-classification" } });
         assert_eq!(ask("/", &named).await.1, json!([]));
