@@ -233,7 +233,7 @@ fn is_neighbour(mut next: impl Iterator<Item = char>) -> bool {
         Some('-' | '.') => next.next(),
         first => first,
     };
-    first.is_some_and(char::is_alphanumeric)
+    first.is_some_and(|c| c.is_numeric() || is_joined(c))
 }
 
 /// The match that overlaps `other` among matches in the text's order.
