@@ -18,6 +18,7 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.utils import parse_dict_header
+from urllib3.util import parse_url
 
 # Seconds to connect, and between two pieces of a response.
 TIMEOUT_S = (10, 300)
@@ -202,9 +203,9 @@ def end(headers):
 
 
 def is_loopback(host):
-    """Whether a registry is on this machine, and so needs no TLS."""
-    name = host.rpartition(":")[0] or host
+    """Whether a registry is on this machine, and so needs no TLS: by the host that a request goes to, also after an `@`."""
     try:
+        name = parse_url(f"//{host}").host or ""
         return name == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
     except ValueError:
         return False

@@ -162,7 +162,8 @@ def main():
         else:
             sys.exit("expected an upload that always breaks off to fail")
         expect("tries", registry.TRIES**2, server.asked.count("PATCH 0"))
-        for options in ({"location": "http://localhost:1/"}, {"location": "https://127.0.0.1:1/"}, {"realm": "http://tokens.example/"}):
+        realms = ({"realm": f"http://{place}/"} for place in ("tokens.example", "localhost:x@tokens.example", r"tokens.example\\@localhost"))
+        for options in ({"location": "http://localhost:1/"}, {"location": "https://127.0.0.1:1/"}, *realms):
             server = Uploads(**options)
             expect_refusal(options, "credentials", registry.Registry(f"127.0.0.1:{server.server_port}/kivu", "sesame").upload, digest, blob)
         made = image.Image(Path(folder) / "layout", "api", "x86_64")
