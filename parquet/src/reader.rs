@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use arrow_array::{Array, RecordBatch, make_array};
-use arrow_schema::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use kivu::error::{Error, Result, quoted};
 use kivu_jobs::{
     input::opened::OpenInput,
@@ -18,8 +18,9 @@ use parquet::{
             ParquetRecordBatchReaderBuilder,
         },
     },
-    basic::{Compression, ConvertedType, Type},
+    basic::{Compression, ConvertedType, LogicalType, Type},
     file::metadata::{ParquetMetaData, RowGroupMetaData},
+    schema::types::{self, ColumnDescPtr, ColumnDescriptor},
 };
 
 use crate::{
@@ -28,6 +29,9 @@ use crate::{
     source::Source,
     text::{bytes_of_text, holds_text, invalid_byte, stored_bytes, text_of_bytes, texts},
 };
+
+/// The crate's mark for times of day in UTC.
+const IN_UTC: &str = "adjusted_to_utc";
 
 pub struct ParquetReader {
     source: Source,
@@ -80,7 +84,7 @@ impl ParquetReader {
         let source = Source::new(input);
         let (metadata, schema, notes) = metadata(&source)?;
         check_codecs(metadata.metadata())?;
-        check_intervals(metadata.metadata())?;
+        check_types(metadata.metadata())?;
         let text = choose(&schema)?;
         let count = metadata.metadata().file_metadata().num_rows().max(0) as u64;
         let rows = range.as_ref().map_or(count, |range| range.end);
@@ -201,33 +205,36 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, SchemaRef, Vec<Stri
     let wrong = |error| source.error(&error);
     let found = ArrowReaderMetadata::load(source, ArrowReaderOptions::new()).map_err(wrong)?;
     let stored = found.metadata().file_metadata().schema_descr();
-    let mut is_int96 = stored
-        .columns()
-        .iter()
-        .map(|leaf| leaf.physical_type() == Type::INT96);
     let schema = found.schema();
-    let fields: Vec<FieldRef> = schema
-        .fields()
-        .iter()
-        .map(|field| mapped(field, &mut |leaf| widened(leaf, is_int96.next())))
+    let changed = |fields: &[FieldRef], change: fn(&Field, &ColumnDescriptor) -> Field| {
+        let mut columns = stored.columns().iter();
+        let mut leaf = |field: &Field| match columns.next() {
+            Some(column) => change(field, column),
+            None => field.clone(),
+        };
+        let fields = fields.iter().map(|field| mapped(field, &mut leaf));
+        fields.collect::<Vec<FieldRef>>()
+    };
+    let fields = changed(schema.fields(), typed);
+    let of_bytes = changed(&fields, |field, _| {
+        let bytes = bytes_of_text(field.data_type());
+        field.clone().with_data_type(bytes)
+    });
+    let fields = changed(&fields, zoned);
+    let is_int96 = |column: &&ColumnDescPtr| column.physical_type() == Type::INT96;
+    let int96 = stored.columns().iter().filter(is_int96);
+    let mut int96: Vec<_> = int96
+        .map(|column| column.path().parts()[0].as_str())
         .collect();
-    let changed = fields
-        .iter()
-        .zip(schema.fields())
-        .filter(|(new, old)| new != old);
-    let changed: Vec<&String> = changed.map(|(new, _)| new.name()).collect();
-    let notes = if changed.is_empty() {
+    int96.dedup();
+    let notes = if int96.is_empty() {
         Vec::new()
     } else {
         vec![format!(
             "the timestamps in {} become microseconds; they are of the type INT96, whose range exceeds nanoseconds",
-            quoted(&changed)
+            quoted(&int96)
         )]
     };
-    let of_bytes: Vec<FieldRef> = fields
-        .iter()
-        .map(|field| mapped(field, &mut bytes_of_text))
-        .collect();
     let with = |fields| Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()));
     let options = ArrowReaderOptions::new()
         .with_parquet_schema(stored_bytes(stored).map_err(wrong)?)
@@ -236,8 +243,8 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, SchemaRef, Vec<Stri
     Ok((metadata, with(fields), notes))
 }
 
-/// Replaces the types without fields of their own within a field, depth first.
-fn mapped(field: &FieldRef, leaf: &mut impl FnMut(&DataType) -> DataType) -> FieldRef {
+/// Replaces the fields without fields of their own within a field, depth first.
+fn mapped(field: &FieldRef, leaf: &mut impl FnMut(&Field) -> Field) -> FieldRef {
     let data_type = match field.data_type() {
         DataType::List(item) => DataType::List(mapped(item, leaf)),
         DataType::LargeList(item) => DataType::LargeList(mapped(item, leaf)),
@@ -248,19 +255,36 @@ fn mapped(field: &FieldRef, leaf: &mut impl FnMut(&DataType) -> DataType) -> Fie
         DataType::Struct(fields) => {
             DataType::Struct(fields.iter().map(|field| mapped(field, leaf)).collect())
         }
-        found => leaf(found),
+        _ => return Arc::new(leaf(field)),
     };
     Arc::new(field.as_ref().clone().with_data_type(data_type))
 }
 
-/// Replaces INT96 nanoseconds with microseconds: 64-bit nanoseconds end in 2262.
-fn widened(leaf: &DataType, is_int96: Option<bool>) -> DataType {
-    match (is_int96, leaf) {
-        (Some(true), DataType::Timestamp(TimeUnit::Nanosecond, zone)) => {
+/// The field with the type that is written: microseconds for INT96, since 64-bit nanoseconds end in 2262 and seconds have
+/// no type in Parquet; and texts for enumerations, which Arrow takes for bytes.
+fn typed(field: &Field, column: &ColumnDescriptor) -> Field {
+    let is_enum = column.logical_type_ref() == Some(&LogicalType::Enum)
+        || column.converted_type() == ConvertedType::ENUM;
+    let data_type = match field.data_type() {
+        DataType::Timestamp(_, zone) if column.physical_type() == Type::INT96 => {
             DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
         }
-        _ => leaf.clone(),
+        DataType::Binary if is_enum => DataType::Utf8,
+        other => other.clone(),
+    };
+    field.clone().with_data_type(data_type)
+}
+
+/// The field with a mark for times of day in UTC, which have no type in Arrow.
+fn zoned(field: &Field, column: &ColumnDescriptor) -> Field {
+    let mut field = field.clone();
+    if let Some(LogicalType::Time(time)) = column.logical_type_ref()
+        && time.is_adjusted_to_u_t_c
+    {
+        let mark = [(IN_UTC.to_owned(), String::new())];
+        field.metadata_mut().extend(mark);
     }
+    field
 }
 
 /// The batches with these rows, from the row groups that have them.
@@ -348,23 +372,36 @@ fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
     })
 }
 
-/// Refuses intervals unless Arrow wrote them: reading them would drop their months.
-fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
+/// Refuses types that would be written as others: intervals, whose months reading would drop unless Arrow wrote them, and
+/// those that Arrow takes for bytes.
+fn check_types(metadata: &ParquetMetaData) -> Result<()> {
     let file = metadata.file_metadata();
     let mut keys = file.key_value_metadata().into_iter().flatten();
-    let mut columns = file.schema_descr().columns().iter();
-    let Some(interval) = columns.find(|column| column.converted_type() == ConvertedType::INTERVAL)
-    else {
+    let is_of_arrow = keys.any(|entry| entry.key == ARROW_SCHEMA_META_KEY);
+    let Some((found, name)) = lost(file.schema_descr().root_schema(), is_of_arrow) else {
         return Ok(());
     };
-    if keys.any(|entry| entry.key == ARROW_SCHEMA_META_KEY) {
-        return Ok(());
-    }
     Err(Error::invalid(format!(
-        "expected columns of types that Kivu can write, but found the type INTERVAL in `{}`",
-        interval.path()
+        "expected columns of types that Kivu can write, but found the type {found} in `{name}`"
     ))
     .with_hint("write the file again with texts or numbers in its place"))
+}
+
+/// A type that would be written as another one, and its column.
+fn lost(column: &types::Type, is_of_arrow: bool) -> Option<(&'static str, &str)> {
+    let info = column.get_basic_info();
+    let found = match info.logical_type_ref() {
+        _ if info.converted_type() == ConvertedType::INTERVAL && !is_of_arrow => "INTERVAL",
+        Some(LogicalType::Geometry(_)) => "GEOMETRY",
+        Some(LogicalType::Geography(_)) => "GEOGRAPHY",
+        Some(LogicalType::Variant(_)) => "VARIANT",
+        _ if column.is_group() => {
+            let mut fields = column.get_fields().iter();
+            return fields.find_map(|field| lost(field, is_of_arrow));
+        }
+        _ => return None,
+    };
+    Some((found, info.name()))
 }
 
 #[cfg(test)]
@@ -375,7 +412,7 @@ mod tests {
         cast::AsArray,
         types::{Date64Type, Int8Type, TimestampMicrosecondType},
     };
-    use arrow_schema::Field;
+    use bytes::Bytes;
     use kivu_jobs::{
         output::{
             answer::{Cell, score_column},
@@ -385,13 +422,16 @@ mod tests {
         rows::PARQUET_MAGIC,
     };
     use parquet::{
-        arrow::ArrowWriter,
+        arrow::{ArrowWriter, encode_arrow_schema},
+        column::writer::ColumnWriter,
         data_type::{ByteArray, ByteArrayType},
         file::{
-            reader::{ChunkReader, Length},
+            metadata::KeyValue,
+            properties::WriterProperties,
+            reader::{ChunkReader, FileReader, Length, SerializedFileReader},
             writer::SerializedFileWriter,
         },
-        schema::parser::parse_message_type,
+        schema::{parser::parse_message_type, printer::print_schema},
     };
 
     use super::*;
@@ -450,6 +490,12 @@ mod tests {
 
     /// Rows in a file after they were read and written, and their errors.
     fn copied_rows(file: &[u8]) -> (Vec<RecordBatch>, Vec<Option<String>>) {
+        let (output, errors) = output(file);
+        (rows(output), errors)
+    }
+
+    /// A file that was read and written, and the rows' errors.
+    fn output(file: &[u8]) -> (Vec<u8>, Vec<Option<String>>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         std::fs::write(&path, file).unwrap();
@@ -468,7 +514,7 @@ mod tests {
             }));
             pieces.write(rows, &mut results).unwrap();
         }
-        (rows(pieces.take_last().unwrap()), errors)
+        (pieces.take_last().unwrap(), errors)
     }
 
     #[test]
@@ -579,6 +625,73 @@ mod tests {
             [values(0, 0), values(1, 0), values(2, 1)],
             ["a", "b\u{fffd}", "\"\u{fffd}\""]
         );
+    }
+
+    /// A file with a row of nulls in these optional columns, beside a text.
+    fn of_nulls(columns: &str, metadata: Option<&Schema>) -> Vec<u8> {
+        let schema = format!("message rows {{ optional binary text (UTF8); {columns} }}");
+        let schema = Arc::new(parse_message_type(&schema).unwrap());
+        let arrow = metadata.map(|arrow| {
+            let value = encode_arrow_schema(arrow);
+            vec![KeyValue::new(ARROW_SCHEMA_META_KEY.to_owned(), value)]
+        });
+        let properties = WriterProperties::builder().set_key_value_metadata(arrow);
+        let properties = Arc::new(properties.build());
+        let mut file = Vec::new();
+        let mut writer = SerializedFileWriter::new(&mut file, schema, properties).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        while let Some(mut column) = group.next_column().unwrap() {
+            match column.untyped() {
+                ColumnWriter::ByteArrayColumnWriter(it) => it.write_batch(&[], Some(&[0]), None),
+                ColumnWriter::Int64ColumnWriter(it) => it.write_batch(&[], Some(&[0]), None),
+                ColumnWriter::Int96ColumnWriter(it) => it.write_batch(&[], Some(&[0]), None),
+                _ => panic!("another type"),
+            }
+            .unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        file
+    }
+
+    #[test]
+    fn types_that_arrow_lacks_stay_or_are_refused() {
+        let written = |file: &[u8]| {
+            let reader = SerializedFileReader::new(Bytes::from(output(file).0)).unwrap();
+            let mut shown = Vec::new();
+            print_schema(&mut shown, reader.metadata().file_metadata().schema());
+            let shown = String::from_utf8(shown).unwrap();
+            let lines = shown.lines().map(str::trim);
+            let own = lines.filter(|line| line.contains("time") || line.contains("kind"));
+            own.collect::<Vec<_>>().join("\n")
+        };
+        let columns = "optional int64 time (TIME(MICROS,true)); optional int64 local_time (TIME(MICROS,false)); \
+             optional group inner { optional binary kind (ENUM); }";
+        insta::assert_snapshot!(written(&of_nulls(columns, None)), @"
+        OPTIONAL INT64 time (TIME(MICROS,true));
+        OPTIONAL INT64 local_time (TIME(MICROS,false));
+        OPTIONAL BYTE_ARRAY kind (STRING);
+        ");
+        let seconds = DataType::Timestamp(TimeUnit::Second, None);
+        let arrow = Schema::new(vec![
+            Field::new("text", DataType::Utf8, true),
+            Field::new("time", seconds, true),
+        ]);
+        insta::assert_snapshot!(written(&of_nulls("optional int96 time;", Some(&arrow))), @"OPTIONAL INT64 time (TIMESTAMP(MICROS,false));");
+        for found in ["GEOMETRY", "VARIANT"] {
+            let column = match found {
+                "VARIANT" => "optional group v (VARIANT) { optional binary metadata; }",
+                _ => "optional binary v (GEOMETRY);",
+            };
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a.parquet");
+            std::fs::write(&path, of_nulls(column, None)).unwrap();
+            let input = OpenInput::file(&path).unwrap();
+            let refused = ParquetReader::new(input, &Layout::default(), None).err();
+            let expected = format!("but found the type {found} in `v`");
+            assert!(refused.unwrap().to_string().contains(&expected));
+        }
     }
 
     #[test]
