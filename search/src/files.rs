@@ -16,6 +16,7 @@ const MAX_BYTES: u64 = 10_000_000;
 const LARGE: &str = "above 10 MB";
 const BINARY: &str = "without text in UTF-8";
 const UNREADABLE: &str = "that cannot be read";
+const EMPTY: &str = "without any files but hidden ones and those that `.gitignore` names";
 /// Skipped files that are named, for each reason.
 const MAX_NAMED: usize = 3;
 
@@ -23,7 +24,8 @@ const MAX_NAMED: usize = 3;
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TextFile {
     pub path: String,
-    /// Nanoseconds since 1970, when it was modified, or its name or permissions were.
+    /// Nanoseconds since 1970, when it was modified, or its name or permissions were. Programs can set the time of a
+    /// modification, as copies with the original's do, but not this one.
     pub modified: i64,
     pub bytes: i64,
 }
@@ -74,28 +76,46 @@ impl Skipped {
 /// All files below `roots`, in the order of their paths.
 pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> BTreeMap<TextFile, PathBuf> {
     let mut files = BTreeMap::new();
-    // `.gitignore` counts outside of Git's repositories, too.
-    let walk = |root| WalkBuilder::new(root).require_git(false).build();
-    for entry in roots.iter().flat_map(walk) {
-        match entry.and_then(|entry| Ok((entry.metadata()?, entry.into_path()))) {
-            Ok((metadata, _)) if !metadata.is_file() => {}
-            Ok((metadata, path)) if metadata.len() > MAX_BYTES => skipped.add(LARGE, &path),
-            Ok((metadata, path)) => {
-                // Programs can set the time of a modification, as copies with the original's do, but not the other.
-                let (seconds, part) = (metadata.mtime(), metadata.mtime_nsec())
-                    .max((metadata.ctime(), metadata.ctime_nsec()));
-                let file = TextFile {
-                    path: path.to_string_lossy().into(),
-                    modified: seconds.wrapping_mul(1_000_000_000).wrapping_add(part),
-                    bytes: metadata.len() as i64,
-                };
-                files.insert(file, path);
+    for root in roots {
+        let mut is_empty = true;
+        // `.gitignore` counts outside of Git's repositories, too, but there only below the root: one that is meant for a
+        // folder far above may name everything.
+        let walk = WalkBuilder::new(root)
+            .require_git(false)
+            .parents(is_in_repository(root))
+            .build();
+        for entry in walk {
+            let found = entry.and_then(|entry| Ok((entry.metadata()?, entry.into_path())));
+            is_empty &= matches!(&found, Ok((metadata, _)) if !metadata.is_file());
+            match found {
+                Ok((metadata, _)) if !metadata.is_file() => {}
+                Ok((metadata, path)) if metadata.len() > MAX_BYTES => skipped.add(LARGE, &path),
+                Ok((metadata, path)) => {
+                    let seconds = metadata.ctime().wrapping_mul(1_000_000_000);
+                    let file = TextFile {
+                        path: path.to_string_lossy().into(),
+                        modified: seconds.wrapping_add(metadata.ctime_nsec()),
+                        bytes: metadata.len() as i64,
+                    };
+                    files.insert(file, path);
+                }
+                Err(ignore::Error::WithPath { path, .. }) => skipped.add(UNREADABLE, &path),
+                Err(error) => skipped.add(UNREADABLE, error.to_string().as_ref()),
             }
-            Err(ignore::Error::WithPath { path, .. }) => skipped.add(UNREADABLE, &path),
-            Err(error) => skipped.add(UNREADABLE, error.to_string().as_ref()),
+        }
+        if is_empty {
+            skipped.add(EMPTY, root);
         }
     }
     files
+}
+
+/// Whether a folder is in a repository of Git.
+fn is_in_repository(folder: &Path) -> bool {
+    let folder = folder.canonicalize().unwrap_or_default();
+    folder
+        .ancestors()
+        .any(|folder| folder.join(".git").exists())
 }
 
 #[cfg(test)]
@@ -150,15 +170,40 @@ mod tests {
     fn a_change_is_noticed_whatever_a_file_says() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
-        let walked = |text: &str| {
+        let walked = |text: &str, time| {
             fs::write(&path, text).unwrap();
             let file = fs::File::options().write(true).open(&path).unwrap();
-            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            file.set_modified(time).unwrap();
             walk(std::slice::from_ref(&path), &mut Skipped::default())
         };
-        let first = walked("cat");
-        // Times have steps of a few milliseconds.
-        thread::sleep(Duration::from_millis(20));
-        assert_ne!(walked("dog"), first);
+        let now = SystemTime::now();
+        for time in [SystemTime::UNIX_EPOCH, now + Duration::from_hours(1)] {
+            let first = walked("cat", time);
+            // Times have steps of a few milliseconds.
+            thread::sleep(Duration::from_millis(20));
+            assert_ne!(walked("dog", time), first);
+        }
+    }
+
+    #[test]
+    fn a_folder_outside_of_repositories_has_its_own_rules() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = folder.path().join("notes");
+        fs::create_dir(&notes).unwrap();
+        for (name, text) in [(".gitignore", "b.txt"), ("a.txt", "a"), ("b.txt", "b")] {
+            fs::write(notes.join(name), text).unwrap();
+        }
+        fs::write(folder.path().join(".gitignore"), "*").unwrap();
+        let walked = || {
+            let mut skipped = Skipped::default();
+            let files = walk(std::slice::from_ref(&notes), &mut skipped);
+            (files.into_values().collect::<Vec<_>>(), skipped.note())
+        };
+        assert_eq!(walked(), (vec![notes.join("a.txt")], None));
+        fs::create_dir(folder.path().join(".git")).unwrap();
+        let (files, note) = walked();
+        assert!(files.is_empty());
+        let expected = format!("skipped files: 1 {EMPTY} (`{}`)", notes.display());
+        assert_eq!(note, Some(expected));
     }
 }
