@@ -110,8 +110,11 @@ impl Connector {
         if let (None, Ok(password)) = (config.get_password(), env::var("PGPASSWORD")) {
             config.password(password);
         }
-        // By default, libpq sends passwords and rows in the clear if a server wants that.
-        if !url.has_mode && !config.get_hosts().iter().all(is_local) {
+        // By default, libpq sends passwords and rows in the clear if a server wants that. An address, if there is one, is
+        // what it connects to.
+        let is_local = config.get_hosts().iter().all(is_local)
+            && config.get_hostaddrs().iter().all(IpAddr::is_loopback);
+        if !url.has_mode && !is_local {
             config.ssl_mode(SslMode::Require);
         }
         Ok(Self {
@@ -178,34 +181,38 @@ fn is_network(error: &io::Error) -> bool {
     error.kind() != io::ErrorKind::InvalidData
 }
 
-/// Whether the error depends on a row: a value that its column does not accept, a constraint, or a trigger.
+/// Whether the error depends on a row: a value that its column or an index does not accept, a constraint, or a trigger.
 fn is_of_row(error: &PostgresError) -> bool {
     error.code().is_some_and(|state| {
-        ["21", "22", "23", "44", "P0"]
+        ["21", "22", "23", "44", "54", "P0"]
             .iter()
             .any(|class| state.code().starts_with(class))
     })
 }
 
-/// The server's message, without quoted values; other errors with their causes.
+/// The server's message, without values; other errors with their causes.
 fn reason(error: &PostgresError) -> String {
     let Some(found) = error.as_db_error() else {
         return chain(error);
     };
-    let message = match found.code().code().starts_with("22") {
+    let message = match found.code().code().get(..2) {
         // These quote values; others quote names.
-        true => without_quotes(found.message()),
-        false => found.message().to_owned(),
+        Some("22") => without_quotes(found.message()),
+        // A function's own message may have any.
+        Some("P0") => "a function or a trigger refused the row".to_owned(),
+        _ => found.message().to_owned(),
     };
     format!("{} {message}", found.code().code())
 }
 
-/// Without what is between the first and the last quote: values may have quotes, which PostgreSQL does not escape.
+/// Without what is between the first and the last quote: values may have quotes, which PostgreSQL does not escape. Quotes
+/// are those of the server's language.
 fn without_quotes(message: &str) -> String {
-    let Some((before, quoted)) = message.split_once('"') else {
+    let is_quote = |found: char| matches!(found, '"' | '«' | '»' | '„' | '“' | '”');
+    let Some((before, quoted)) = message.split_once(is_quote) else {
         return message.to_owned();
     };
-    let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
+    let after = quoted.rsplit_once(is_quote).map_or("", |(_, after)| after);
     format!("{before}\"…\"{after}")
 }
 
@@ -251,6 +258,10 @@ async fn store(
     metadata: usize,
 ) -> Result<Vec<Refusal>, PostgresError> {
     let mut transaction = client.transaction().await?;
+    // A constraint that is checked at the end would refuse all rows for one.
+    transaction
+        .batch_execute("SET CONSTRAINTS ALL IMMEDIATE")
+        .await?;
     copy(&transaction, statements, records, metadata).await?;
     let mut refusals = Vec::new();
     let all = transaction.transaction().await?;
@@ -352,6 +363,8 @@ mod tests {
         for place in [
             "db.internal/a?table=t",
             "/a?table=t&host=localhost,db&port=1,2",
+            "/a?table=t&hostaddr=10.0.0.7",
+            "localhost/a?table=t&hostaddr=10.0.0.7",
         ] {
             assert_eq!(mode(place), SslMode::Require, "{place}");
         }
@@ -359,6 +372,7 @@ mod tests {
             "localhost/a?table=t",
             "[::1]:5432/a?table=t",
             "/a?table=t&host=%2Ftmp",
+            "/a?table=t&hostaddr=127.0.0.1",
             "db.internal/a?table=t&sslmode=prefer",
         ] {
             assert_eq!(mode(place), SslMode::Prefer, "{place}");
@@ -371,6 +385,8 @@ mod tests {
         insta::assert_snapshot!(without_quotes("value \"99999999999\" is out of range for type integer"), @r#"value "…" is out of range for type integer"#);
         insta::assert_snapshot!(without_quotes("invalid input syntax for type date: \"a \"secret\" b\""), @r#"invalid input syntax for type date: "…""#);
         insta::assert_snapshot!(without_quotes("a quote \"secret"), @r#"a quote "…""#);
+        insta::assert_snapshot!(without_quotes("syntaxe en entrée invalide pour le type integer : « a »b »"), @r#"syntaxe en entrée invalide pour le type integer : "…""#);
+        insta::assert_snapshot!(without_quotes("ungültige Eingabesyntax für Typ integer: „secret“"), @r#"ungültige Eingabesyntax für Typ integer: "…""#);
         assert_eq!(
             without_quotes("numeric field overflow"),
             "numeric field overflow"

@@ -197,6 +197,25 @@ class ToPostgres(Base):
         self.assertEqual(list(csv.DictReader(failed.open()))[0], rows[1] | {"error": errors[0]})
         self.assertIn("stored  2 rows", done.stdout)
 
+    def test_rows_that_an_index_a_late_constraint_or_a_trigger_refuses_do_not_end_the_job(self):
+        self.postgres.sql("CREATE TABLE kinds (name text PRIMARY KEY)", "INSERT INTO kinds VALUES ('a')")
+        url = self.table("late", "title text, kind text REFERENCES kinds DEFERRABLE INITIALLY DEFERRED")
+        self.postgres.sql("CREATE INDEX ON late (title)",
+                          "CREATE FUNCTION raising() RETURNS trigger LANGUAGE plpgsql AS "
+                          "$$ BEGIN IF NEW.title = 'secret' THEN RAISE 'no %', NEW.title; END IF; RETURN NEW; END $$",
+                          "CREATE TRIGGER raising BEFORE INSERT ON late FOR EACH ROW EXECUTE FUNCTION raising()")
+        titles = [("one", "a"), (os.urandom(9000).hex(), "a"), ("three", "b"), ("secret", "a"), ("five", "a")]
+        rows = [{"id": number, "text": "a", "title": title, "kind": kind} for number, (title, kind) in enumerate(titles, 1)]
+        _, failed, report = self.job(self.source(rows), url, "--metadata", "title,kind")
+        self.assertEqual(self.postgres.sql("SELECT id FROM late ORDER BY id").splitlines(), ["1", "5"])
+        errors = [json.loads(line)["error"] for line in failed.read_text().splitlines()]
+        self.assertRegex(errors[0], "^54000 index row ")
+        self.assertEqual(errors[1:], [
+            '23503 insert or update on table "late" violates foreign key constraint "late_kind_fkey"',
+            "P0001 a function or a trigger refused the row",
+        ])
+        self.assertNotIn("secret", json.dumps(report))
+
     def test_columns_of_parquet_are_stored(self):
         url = self.table("parquet", "price real, is_new boolean, title text")
         rows = [{"id": number, "text": f"text {number}", "price": number / 2, "is_new": number % 2 == 0, "title": None}
