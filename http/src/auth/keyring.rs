@@ -38,28 +38,45 @@ impl Keyring {
     ///
     /// Errors name the line number but not its content, which may be a key pasted by mistake.
     pub fn parse(text: &str) -> Result<Self> {
+        let (ring, checked) = Self::of_valid_lines(text);
+        checked.map(|()| ring)
+    }
+
+    /// The keys in well-formed lines that no other line repeats, and the first error of the others.
+    pub fn of_valid_lines(text: &str) -> (Self, Result<()>) {
         let lines = text.lines().map(str::trim).enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let (mut keys, mut places) = (Vec::new(), HashMap::new());
+        let (mut keys, mut places, mut checked) = (Vec::new(), HashMap::new(), Ok(()));
         for (index, line) in lines {
-            let (key, hash) = parse_line(line).map_err(|expected| {
-                Error::config(format!(
+            let error = match parse_line(line) {
+                Ok((key, hash)) => match places.insert(hash, index) {
+                    None => {
+                        keys.push((key, hash));
+                        continue;
+                    }
+                    Some(first) => {
+                        keys.retain(|(_, known)| *known != hash);
+                        Error::config(format!(
+                            "expected each key once, but found the same in lines {} and {}",
+                            first + 1,
+                            index + 1
+                        ))
+                        .with_hint("leave one of them out")
+                    }
+                },
+                Err(expected) => Error::config(format!(
                     "expected {expected}, but found something else in line {}",
                     index + 1
                 ))
-                .with_hint("`kivu key NAME` prints such a line")
-            })?;
-            if let Some(first) = places.insert(hash, index) {
-                return Err(Error::config(format!(
-                    "expected each key once, but found the same in lines {} and {}",
-                    first + 1,
-                    index + 1
-                ))
-                .with_hint("leave one of them out"));
-            }
-            keys.push((key, hash));
+                .with_hint("`kivu key NAME` prints such a line"),
+            };
+            checked = checked.and(Err(error));
         }
-        Ok(Self { keys })
+        (Self { keys }, checked)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
     }
 
     /// A ring with plain-text keys, which all have the same name.

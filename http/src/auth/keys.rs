@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Keys {
     fixed: Keyring,
     source: Option<KeySource>,
-    parse: fn(&str) -> Result<Keyring>,
+    parse: fn(&str) -> (Keyring, Result<()>),
     refresh: Duration,
     loaded: RwLock<Option<Loaded>>,
     /// The last attempt to read the source; locked by the one request that reads it.
@@ -67,7 +67,7 @@ impl Keys {
         Ok(Self::from_parts(
             Keyring::parse(&config.keys.join("\n"))?,
             source,
-            Keyring::parse,
+            Keyring::of_valid_lines,
             config,
         ))
     }
@@ -79,7 +79,7 @@ impl Keys {
                 .lines()
                 .map(str::trim)
                 .filter(|secret| !secret.is_empty());
-            Ok(Keyring::of("proxy", secrets))
+            (Keyring::of("proxy", secrets), Ok(()))
         };
         let (fixed, source) = match (&config.proxy_secret, &config.proxy_secret_id) {
             (Some(_), Some(_)) => {
@@ -87,7 +87,7 @@ impl Keys {
                     "expected `auth.proxy_secret` or `auth.proxy_secret_id`, but found both",
                 ));
             }
-            (Some(secret), None) => (parse(&secret.0)?, None),
+            (Some(secret), None) => (parse(&secret.0).0, None),
             (None, Some(name)) => {
                 let source = KeySource::RotatedSecret("auth.proxy_secret_id", cloud.secret(name)?);
                 (Keyring::default(), Some(source))
@@ -100,7 +100,7 @@ impl Keys {
     fn from_parts(
         fixed: Keyring,
         source: Option<KeySource>,
-        parse: fn(&str) -> Result<Keyring>,
+        parse: fn(&str) -> (Keyring, Result<()>),
         config: &AuthConfig,
     ) -> Self {
         Self {
@@ -186,9 +186,14 @@ impl Keys {
     }
 
     async fn read(&self, source: &KeySource) -> Result<()> {
-        let ring = source.read().await.and_then(|text| (self.parse)(&text));
-        let ring = ring
-            .inspect_err(|error| tracing::error!(error = error.chain(), "cannot read the keys"))?;
+        let log = |error: &Error| tracing::error!(error = error.chain(), "cannot read the keys");
+        let text = source.read().await.inspect_err(log)?;
+        let (ring, checked) = (self.parse)(&text);
+        let checked = checked.inspect_err(log);
+        // A removed key must not stay valid because of another line, but text without any key is no list of keys.
+        if ring.is_empty() || self.loaded().is_none() {
+            checked?;
+        }
         let loaded = Loaded {
             ring: Arc::new(ring),
             at: Timestamp::now(),
@@ -309,6 +314,35 @@ mod tests {
             }
         }
         assert!(matches!(read_again("# none").await, (None, Ok(()))));
+    }
+
+    #[tokio::test]
+    async fn a_malformed_line_keeps_no_removed_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        let ((alice, alices), (bob, bobs)) = (make_key("alice").unwrap(), make_key("bob").unwrap());
+        let (carol, carols) = make_key("carol").unwrap();
+        let malformed = format!("{carols} expires=soon");
+        std::fs::write(&file, &malformed).unwrap();
+        let keys = keys(&file);
+        assert!(keys.prepare().await.is_err(), "at the start");
+        std::fs::write(&file, format!("{alices}\n{bobs}\n{carols}")).unwrap();
+        keys.prepare().await.unwrap();
+        let read_again = async |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            age(&keys, Duration::from_secs(3600));
+            *keys.last_attempt.lock().await = None;
+            [
+                find(&keys, &alice).await.is_some(),
+                find(&keys, &bob).await.is_some(),
+                find(&keys, &carol).await.is_some(),
+            ]
+        };
+        let repeated = format!("{bobs}\n{carols}\n{carols} per-day=5");
+        for text in [format!("{malformed}\n{bobs}"), repeated] {
+            assert_eq!(read_again(&text).await, [false, true, false], "{text}");
+        }
+        assert_eq!(read_again("<html>").await, [false, true, false]);
     }
 
     #[tokio::test]
