@@ -54,6 +54,14 @@ class Progress(unittest.TestCase):
         text = kivu(self.weed.endpoint, "jobs", f"s3://{BUCKET}/out/").stdout
         self.assertRegex(text, r"running +[0-9]+ +0  [0-9]+ rows/s, .* left +s3://kivu-tests/out/long\.jsonl")
         self.assertNotIn(SECRET, self.weed.get(key).decode() + text)
+        # An earlier job with another model, for the same input and output.
+        report = "out/long.jsonl.report.json"
+        old = {field: first[field] for field in ("input", "version", "output", "rows")}
+        old |= {"status": "finished", "model": "other", "model_digest": "", "task": "", "errors": {}, "samples": [], "tokens": 0,
+                "truncated": 0, "seconds": 1.0}
+        self.weed.put(report, json.dumps(old).encode())
+        self.assertEqual([job["state"] for job in self.jobs()], ["running", "finished"])
+        self.weed.s3.delete_object(Bucket=BUCKET, Key=report)
         # The process dies: its progress gets old.
         function.kill()
         left = json.loads(self.weed.get(key))

@@ -96,19 +96,29 @@ pub fn list(store: &Arc<dyn Store>, prefix: &Url) -> Result<Listing> {
     let unread = reports.len().saturating_sub(MAX_REPORTS);
     reports.truncate(MAX_REPORTS);
     let reports: Vec<Report> = read(store, prefix, &reports)?;
-    let published: Vec<JobProgress> = read(store, prefix, &ending(progress_object::SUFFIX))?;
+    let has_checkpoint = |key: &&String| {
+        let job = key.strip_suffix(progress_object::SUFFIX);
+        job.is_some_and(|job| keys.contains(&format!("{job}{CHECKPOINT}")))
+    };
+    let (claimed, others): (Vec<&String>, _) = ending(progress_object::SUFFIX)
+        .into_iter()
+        .partition(has_checkpoint);
+    let claimed: Vec<JobProgress> = read(store, prefix, &claimed)?;
+    let others: Vec<JobProgress> = read(store, prefix, &others)?;
     let mut jobs = Vec::new();
     let now = now();
-    // A process that was replaced may publish its progress once more after the end.
+    // A process that was replaced may publish its progress once more after the end. The report beside a checkpoint is an
+    // earlier job's.
     let has_ended = |job: &JobProgress| {
         reports
             .iter()
             .any(|report| report.output == job.output && report.version == job.version)
     };
+    let others = others.into_iter().filter(|job| !has_ended(job));
     jobs.extend(
-        published
+        claimed
             .into_iter()
-            .filter(|job| !has_ended(job))
+            .chain(others)
             .map(|job| active(job, now)),
     );
     let known: BTreeSet<String> = jobs.iter().map(|job| job.output.clone()).collect();
