@@ -65,6 +65,8 @@ def main():
     if len(sys.argv) != 5:
         sys.exit("usage: translate_site.py FOLDER OUTPUT SOURCE TARGET")
     folder, output, languages = Path(sys.argv[1]), Path(sys.argv[2]), {"source": sys.argv[3], "target": sys.argv[4]}
+    if output.resolve().is_relative_to(folder.resolve()):
+        sys.exit("expected OUTPUT outside of FOLDER, whose files are read")
     files = [file for file in sorted(folder.rglob("*")) if file.suffix in KINDS]
     for file in files or sys.exit(f"no HTML or Markdown files in {folder}"):
         is_html, page, text = file.suffix == ".html", output / file.relative_to(folder), file.read_text("utf-8")

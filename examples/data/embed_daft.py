@@ -7,6 +7,7 @@ Needs `pip install daft kivuml`, and on a Ray cluster `DAFT_RUNNER=ray`.
 """
 
 import sys
+from pathlib import Path
 
 import daft
 from daft import DataType
@@ -28,6 +29,8 @@ def main():
     if len(sys.argv) != 4:
         sys.exit("usage: embed_daft.py MODEL INPUT OUTPUT")
     _, model, source, output = sys.argv
+    if Path(source).absolute().is_relative_to(Path(output).absolute()):
+        sys.exit("expected OUTPUT to be another folder than INPUT and those above it, since it is replaced")
     rows = daft.read_parquet(source)
     vectors = Vectors(model)
     rows.with_column("embedding", vectors.of(rows["text"])).write_parquet(output, write_mode="overwrite")

@@ -8,6 +8,7 @@ on a shared path, or `s3://…`. An actor per core has a model.
 """
 
 import sys
+from pathlib import Path
 
 import ray
 from kivuml.arrow import Embedder
@@ -28,6 +29,8 @@ def main():
     if len(sys.argv) != 4:
         sys.exit("usage: embed_ray.py MODEL INPUT OUTPUT")
     _, model, source, output = sys.argv
+    if Path(source).absolute().is_relative_to(Path(output).absolute()):
+        sys.exit("expected OUTPUT to be another folder than INPUT and those above it, since it is replaced")
     ray.init()
     # Actors stay until the end. Each reserves half a core, since files are read and written by other tasks.
     actors = ray.data.ActorPoolStrategy(size=int(ray.cluster_resources()["CPU"]))

@@ -8,6 +8,7 @@ bundle on a shared path, or `s3://…`. Each of Spark's Python processes opens t
 """
 
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 from kivuml.arrow import Embedder
@@ -19,6 +20,8 @@ def main():
     if len(sys.argv) != 4:
         sys.exit("usage: embed_spark.py MODEL INPUT OUTPUT")
     _, model, source, output = sys.argv
+    if Path(source).absolute().is_relative_to(Path(output).absolute()):
+        sys.exit("expected OUTPUT to be another folder than INPUT and those above it, since it is replaced")
     # Spark runs a task per core.
     embed = Embedder(model, threads=1)
 

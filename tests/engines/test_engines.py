@@ -148,6 +148,15 @@ class Engine:
         self.assertTrue(read(output).select(columns).equals(self.expected.select(columns)))
 
 
+class ReplacesFolder(Engine):
+    """An engine whose output is a folder, which is replaced."""
+
+    def test_an_output_that_has_the_input_is_refused(self):
+        done = subprocess.run([*map(str, self.command(self.folder))], env=os.environ | ENGINE, capture_output=True, text=True)
+        self.assertIn("expected OUTPUT to be another folder", done.stderr)
+        self.assertEqual(len(list((self.folder / "in").iterdir())), FILES)
+
+
 class OneProcess(Engine):
     """An engine with all work in its process."""
 
@@ -164,11 +173,11 @@ class DuckDB(OneProcess, unittest.TestCase):
     script = "embed_duckdb.py"
 
 
-class Daft(OneProcess, unittest.TestCase):
+class Daft(OneProcess, ReplacesFolder, unittest.TestCase):
     script = "embed_daft.py"
 
 
-class Ray(Engine, unittest.TestCase):
+class Ray(ReplacesFolder, unittest.TestCase):
     script = "embed_ray.py"
 
     def test_rows_equal_batch_although_a_worker_is_killed(self):
@@ -181,7 +190,7 @@ class Ray(Engine, unittest.TestCase):
         self.assert_complete(output)
 
 
-class Spark(Engine, unittest.TestCase):
+class Spark(ReplacesFolder, unittest.TestCase):
     """Two executors, which are processes of their own."""
 
     script = "embed_spark.py"

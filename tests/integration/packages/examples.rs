@@ -152,3 +152,25 @@ fn the_bot_translates_both_ways() {
     assert!(answers.contains("Bom dia"), "{answers}");
     assert!(answers.contains("station"), "{answers}");
 }
+
+#[test]
+fn a_site_is_not_translated_into_itself() {
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("a.html");
+    fs::write(&page, "<p>Hello</p>").unwrap();
+    for output in [folder.path().to_owned(), folder.path().join("pt")] {
+        let mut command = Command::new(&python);
+        command.arg(examples().join("translate_site.py"));
+        command.args([folder.path(), &output]).args(["en", "pt"]);
+        // Nothing listens there.
+        let done = command.env("SERVER_URL", "http://127.0.0.1:9").output();
+        let message = String::from_utf8(done.unwrap().stderr).unwrap();
+        assert_eq!(
+            message,
+            "expected OUTPUT outside of FOLDER, whose files are read\n"
+        );
+    }
+}
