@@ -91,6 +91,13 @@ impl<'a> Dictionary<'a> {
         self.labels.iter().map(|(label, _)| name(label)).collect()
     }
 
+    /// The labels with another prefix than fastText's default, which no file states.
+    pub fn other_labels(&self) -> impl Iterator<Item = &'a str> {
+        let labels = self.labels.iter();
+        let labels = labels.filter_map(|(label, _)| std::str::from_utf8(label).ok());
+        labels.filter(|label| !label.starts_with(LABEL))
+    }
+
     pub fn label_count(&self) -> usize {
         self.labels.len()
     }

@@ -49,6 +49,8 @@ struct Features<'a> {
     min_length: usize,
     max_length: usize,
     max_words: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<&'a str>,
 }
 
 impl<'a> FastText<'a> {
@@ -129,6 +131,7 @@ impl<'a> FastText<'a> {
                 min_length,
                 max_length,
                 max_words,
+                labels: self.dictionary.other_labels().collect(),
             },
         };
         to_bytes(&file)

@@ -2,7 +2,7 @@
 //! the features of fastText's C++ library, in the same order.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     ops::Range,
 };
 
@@ -38,6 +38,9 @@ struct File {
     max_length: u32,
     /// Maximum words per n-gram.
     max_words: u32,
+    /// The labels with another prefix, which have no features either.
+    #[serde(default)]
+    labels: HashSet<String>,
 }
 
 /// The features of a long text that are kept.
@@ -59,6 +62,7 @@ pub struct FastText {
     min_length: usize,
     max_length: usize,
     max_words: usize,
+    labels: HashSet<String>,
 }
 
 impl TryFrom<File> for FastText {
@@ -73,6 +77,7 @@ impl TryFrom<File> for FastText {
             min_length,
             max_length,
             max_words,
+            labels,
         } = file;
         for (name, length) in [("max_length", max_length), ("max_words", max_words)] {
             if length > MAX_LENGTH {
@@ -114,6 +119,7 @@ impl TryFrom<File> for FastText {
             min_length: min_length as usize,
             max_length: max_length as usize,
             max_words: max_words as usize,
+            labels,
         })
     }
 }
@@ -176,7 +182,7 @@ impl FastText {
         let mut buffer = Vec::new();
         let mut each = |range: Range<usize>, word: &str| {
             let id = self.id_of(word);
-            if id.is_none() && word.starts_with(LABEL) {
+            if id.is_none() && (word.starts_with(LABEL) || self.labels.contains(word)) {
                 return;
             }
             if let Some(id) = id {
@@ -340,6 +346,13 @@ mod tests {
             parts(&words, " cat dog __label__x"),
             ["cat", "", "cat dog", "dog __label__x"]
         );
+        let labels = model(&json!({"labels": ["#a"], "max_length": 0, "max_words": 2})).unwrap();
+        assert_eq!(
+            labels.ids("cat #a dog"),
+            labels.ids("cat __label__a dog"),
+            "labels with another prefix"
+        );
+        assert_ne!(labels.ids("cat #b dog"), labels.ids("cat dog"));
         // The end of a text, written out.
         assert_eq!(parts(&words, "cat </s> dog"), ["cat", "</s>", "cat </s>"]);
         assert_eq!(parts(&words, ""), [""]);

@@ -146,6 +146,29 @@ async fn scores_are_fast_texts_in_both_engines() {
     }
 }
 
+/// The prefix of labels is an option of the training, which the file does not state.
+#[tokio::test]
+async fn words_that_are_labels_have_no_features_whatever_their_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (b"__label__", b"##label##");
+    let mut bytes = fs::read(fixtures().join("fast_text/softmax.bin")).unwrap();
+    for place in 0..bytes.len() - old.len() {
+        if bytes[place..].starts_with(old) {
+            bytes[place..place + old.len()].copy_from_slice(new);
+        }
+    }
+    let source = tempfile::tempdir().unwrap();
+    let path = source.path().join("prefix.bin");
+    fs::write(&path, bytes).unwrap();
+    let Some(bundle) = build(path, folder.path()) else {
+        return;
+    };
+    let model = serve(&bundle.path("")).unwrap();
+    let ids = |text: &str| model.pipeline.tokenizer().ids(text).unwrap();
+    assert_eq!(ids("O ##label##pt gato."), ids("O gato."));
+    assert_ne!(ids("O ##label##xx gato."), ids("O gato."));
+}
+
 /// Texts in twelve languages, and odd ones. The model is built from its recipe by `make bundles`.
 #[tokio::test]
 async fn scores_of_the_model_for_176_languages_are_fast_texts() {
