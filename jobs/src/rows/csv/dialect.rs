@@ -274,7 +274,8 @@ impl Dialect {
     /// Appends a field of another dialect, which differs by its delimiter only. Keeps its bytes, unless they would mean
     /// something else.
     pub fn convert(&self, raw: &[u8], from: &Self, output: &mut Vec<u8>) -> bool {
-        let is_ambiguous = (!self.is_quoted(raw) && raw.contains(&self.delimiter))
+        // Also within quotes, since a malformed field goes on after them.
+        let is_ambiguous = raw.contains(&self.delimiter)
             || self.escape.is_some_and(|escape| raw.contains(&escape));
         if !is_ambiguous || self.is_null(raw) {
             output.extend_from_slice(raw);

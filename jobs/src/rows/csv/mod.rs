@@ -830,6 +830,21 @@ mod tests {
     }
 
     #[test]
+    fn malformed_fields_stay_one_field_with_another_delimiter() {
+        let with_tabs = OutputForm {
+            delimiter: Some(b'\t'),
+            ..OutputForm::default()
+        };
+        let file = "text,id\na,\"x\"y\tz\nb,\"x\"\"y\tz\"\n";
+        let output = answered(file.as_bytes(), &Layout::default(), with_tabs).unwrap();
+        insta::assert_snapshot!(String::from_utf8(output).unwrap(), @r#"
+        text	id	label	score	error
+        a	"x""y	z"			expected `,` or the row's end after the quote that closes field 2, but found more text; see `escape` (`--escape`) and `quote` (`--quote`)
+        b	"x""y	z"	b	0.5
+        "#);
+    }
+
+    #[test]
     fn files_without_a_header_have_numbered_columns() {
         let options = [("header", "false")];
         let read = |file: &str| texts(file.as_bytes(), &layout(&options));
