@@ -61,7 +61,8 @@ pub use kivu_base::certificates;
 pub use kivu_base::{
     address, clock, config, error,
     error::{Error, Result},
-    foreign_file, json, json_schemas, locked, names, onnx_proto, random, regular_file, tensor,
+    foreign_file, hexadecimal, json, json_schemas, locked, names, onnx_proto, random, regular_file,
+    tensor,
 };
 pub use kivu_core::{backend, backend::Deadline, observer, pipeline};
 #[cfg(not(target_family = "wasm"))]

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod foreign_file;
+pub mod hexadecimal;
 pub mod json;
 pub mod json_schemas;
 pub mod names;

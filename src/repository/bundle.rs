@@ -17,7 +17,9 @@ use super::{
 };
 use kivu_base::{
     error::{Error, Result},
-    foreign_file, regular_file,
+    foreign_file,
+    hexadecimal::hex,
+    regular_file,
 };
 use kivu_text::Tokenizer;
 
@@ -300,9 +302,4 @@ fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<u64> {
         size += read as u64;
         take(&piece[..read]);
     }
-}
-
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

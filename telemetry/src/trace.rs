@@ -1,5 +1,7 @@
 //! Trace contexts, in W3C (`traceparent`) or X-Ray (`x-amzn-trace-id`) format.
 
+use kivu_base::hexadecimal::is_hex;
+
 /// W3C header.
 pub const TRACEPARENT: &str = "traceparent";
 /// W3C header with the tracing systems' own values.
@@ -105,14 +107,6 @@ impl Trace {
         let state = self.state.clone().map(|state| (TRACESTATE, state));
         [(TRACEPARENT, self.traceparent())].into_iter().chain(state)
     }
-}
-
-/// Whether `text` is `digits` lower-case hexadecimal digits.
-fn is_hex(text: &str, digits: usize) -> bool {
-    text.len() == digits
-        && text
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Whether `text` consists of `digits` lower-case hexadecimal digits, not all zero.

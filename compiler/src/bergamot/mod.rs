@@ -21,12 +21,13 @@ use super::{
 use kivu::{
     backend::Engine,
     error::{Error, Result},
+    hexadecimal::hex,
     pipeline::{
         Task,
         generation::{GenerationOptions, GenerationSettings},
         seq2seq::{Languages, Seq2SeqSettings},
     },
-    repository::{TaskSettings, bundle::hex},
+    repository::TaskSettings,
     tokenizer::{LONGEST_KEYS, UNMATCHED},
 };
 

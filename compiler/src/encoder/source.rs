@@ -34,11 +34,12 @@ use kivu::{
     backend::Engine,
     config::EngineChoice,
     error::{Error, Result},
+    hexadecimal::hex,
     pipeline::{
         classification::ClassificationSettings,
         entities::token_classification::TokenClassificationSettings,
     },
-    repository::{TaskSettings, bundle::hex},
+    repository::TaskSettings,
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.

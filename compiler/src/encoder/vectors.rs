@@ -29,13 +29,13 @@ use crate::{
 use kivu::{
     backend::native::MULTI_VECTORS,
     error::{Error, Result},
+    hexadecimal::hex,
     pipeline::embedding::{
         EmbeddingSettings,
         multi_vector::{MaxSim, MultiVectorSettings},
         roles::{Expansion, RoleSettings},
         sparse::{SparseSettings, SparseValues, StaticQueries},
     },
-    repository::bundle::hex,
     tokenizer::Tokenizer,
 };
 

@@ -20,8 +20,8 @@ use crate::{
 };
 use kivu::{
     error::{Error, Result, quoted},
+    hexadecimal::hex,
     onnx_proto::{GraphProto, ModelProto},
-    repository::bundle::hex,
 };
 
 /// Export files.

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::{config::ConfigFile, io as files, pickle};
 use kivu::{
     error::{Error, Result},
-    repository::bundle::hex,
+    hexadecimal::hex,
 };
 
 const WHOLE: &str = "model.safetensors";

@@ -35,8 +35,9 @@ use crate::{
 };
 use kivu::{
     error::{Error, Result, quoted},
+    hexadecimal::hex,
     pipeline::Task,
-    repository::bundle::{TOKENIZER, hex},
+    repository::bundle::TOKENIZER,
 };
 
 /// The settings of a text generator.

@@ -32,11 +32,12 @@ use kivu::{
     backend::Engine,
     config::{Config, EngineChoice},
     error::{Error, Result},
+    hexadecimal::hex,
     pipeline::Task,
     regular_file,
     repository::{
         Bundle,
-        bundle::{MANIFEST, hex},
+        bundle::MANIFEST,
         folder::Destination,
         manifest::{Manifest, Precision},
     },

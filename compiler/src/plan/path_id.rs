@@ -13,7 +13,7 @@ use super::recipe::Recipe;
 use crate::files::io as files;
 use kivu::{
     error::{Error, Result},
-    repository::bundle::hex,
+    hexadecimal::hex,
 };
 
 /// Hashes the names and [versions](version) of a folder's files; for a recipe, including all folders it names.

@@ -8,7 +8,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use super::key_limits::KeyLimits;
 use kivu::{
     error::{Error, Result},
-    repository::bundle::hex,
+    hexadecimal::hex,
 };
 
 /// Prefix for every key, by which secret scanners recognize a leaked one.

@@ -12,12 +12,15 @@ use uuid::Uuid;
 
 use crate::repository::{
     Bundle, Meter,
-    bundle::{Home, MANIFEST, hex},
+    bundle::{Home, MANIFEST},
     folder::{self, Destination, sibling},
     manifest,
     s3::{Object, Store, Url},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{
+    error::{Error, Result},
+    hexadecimal::hex,
+};
 
 /// Fetches `bundle` into the folder `out`; `false` if the folder already contains it.
 ///

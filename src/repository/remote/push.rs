@@ -19,13 +19,14 @@ use tempfile::NamedTempFile;
 use super::{BLAKE3, LATEST, digest_in};
 use crate::repository::{
     Bundle, Meter,
-    bundle::{MANIFEST, hex},
+    bundle::MANIFEST,
     manifest,
     s3::{Condition, Multipart, Object, Part, Store, Url},
     sealed,
 };
 use kivu_base::{
     error::{Error, Result},
+    hexadecimal::hex,
     locked, regular_file,
 };
 

@@ -15,15 +15,13 @@ use tokio::time::sleep;
 
 use super::{
     client::Listing,
-    repository_name::{RepositoryName, is_commit, is_hex},
+    repository_name::{RepositoryName, is_commit},
 };
 use kivu::{
     error::{Error, Result},
+    hexadecimal::{hex, is_hex},
     regular_file,
-    repository::{
-        bundle::{hex, sha256_of},
-        sealed,
-    },
+    repository::{bundle::sha256_of, sealed},
 };
 
 /// Folder for file lists by commit. Other programs ignore it.

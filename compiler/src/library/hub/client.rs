@@ -16,13 +16,13 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     connect::{ClientError, HttpClient, client},
-    repository_name::{RepositoryName, is_commit, is_hex},
+    repository_name::{RepositoryName, is_commit},
 };
 use kivu::{
     address::{shown, without_user},
     config::HubConfig,
     error::{Error, Message, Result, chain},
-    repository::bundle::hex,
+    hexadecimal::{hex, is_hex},
 };
 
 /// All but RFC 3986's unreserved characters.

@@ -27,7 +27,8 @@ use self::{
 use kivu::{
     config::HubConfig,
     error::{Error, Result},
-    repository::{Meter, bundle::hex},
+    hexadecimal::hex,
+    repository::Meter,
 };
 
 /// Maximum size for a download without a progress bar, in bytes.

@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    hexadecimal::is_hex,
+};
 
 /// Default branch.
 const MAIN: &str = "main";
@@ -100,14 +103,6 @@ fn is_part(part: &str) -> bool {
 /// Whether `text` is a full commit hash.
 pub fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
-}
-
-/// Whether `text` consists only of this many lowercase hexadecimal digits.
-pub fn is_hex(text: &str, digits: usize) -> bool {
-    text.len() == digits
-        && text
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]

@@ -12,7 +12,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use sha2::Sha256;
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{
+    error::{Error, Result},
+    hexadecimal::hex,
+};
 
 /// Bytes in a key.
 const KEY_BYTES: usize = 32;
@@ -72,10 +75,7 @@ impl Key {
             mac.update(part);
         }
         let bytes = mac.finalize().into_bytes();
-        bytes[..HASH_BYTES]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        hex(&bytes[..HASH_BYTES])
     }
 
     /// AES-256-GCM-SIV (RFC 8452) of a value with the label as associated data, as base64url without padding. The nonce is
