@@ -10,7 +10,6 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Family {
-    /// Fields with the sizes of the layers.
     pub sizes: Sizes,
     pub positions: FirstPosition,
     pub tokenizer: TokenizerFiles,
@@ -38,7 +37,7 @@ pub struct Family {
 impl Default for Family {
     fn default() -> Self {
         Self {
-            sizes: Sizes::Shared,
+            sizes: Sizes::default(),
             positions: FirstPosition::Zero,
             tokenizer: TokenizerFiles::Any,
             tokenizer_class: String::new(),
@@ -64,66 +63,38 @@ pub enum Jina {
     V3,
 }
 
-/// Classes' names for the fields with sizes.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Sizes {
-    Shared,
-    Distilbert,
-    Neobert,
-    Nomic,
+/// Names of the fields with the sizes of layers. Some classes have two names for a field.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sizes {
+    pub hidden: Vec<String>,
+    pub layers: Vec<String>,
+    pub heads: Vec<String>,
+    pub positions: Vec<String>,
 }
 
-impl Sizes {
-    pub fn fields(self) -> &'static SizeFields {
-        match self {
-            Self::Shared => &SizeFields::SHARED,
-            Self::Distilbert => &SizeFields::DISTILBERT,
-            Self::Neobert => &SizeFields::NEOBERT,
-            Self::Nomic => &SizeFields::NOMIC,
+impl Default for Sizes {
+    fn default() -> Self {
+        let names = |name: &str| vec![name.to_owned()];
+        Self {
+            hidden: names("hidden_size"),
+            layers: names("num_hidden_layers"),
+            heads: names("num_attention_heads"),
+            positions: names("max_position_embeddings"),
         }
     }
 }
 
-/// Names of the fields for sizes. Some classes have two names for a field.
-#[derive(Debug)]
-pub struct SizeFields {
-    pub hidden: &'static [&'static str],
-    pub layers: &'static [&'static str],
-    pub heads: &'static [&'static str],
-    pub positions: &'static [&'static str],
-}
-
-impl SizeFields {
-    const SHARED: Self = Self {
-        hidden: &["hidden_size"],
-        layers: &["num_hidden_layers"],
-        heads: &["num_attention_heads"],
-        positions: &["max_position_embeddings"],
-    };
-    const DISTILBERT: Self = Self {
-        hidden: &["hidden_size", "dim"],
-        layers: &["num_hidden_layers", "n_layers"],
-        heads: &["num_attention_heads", "n_heads"],
-        ..Self::SHARED
-    };
-    const NEOBERT: Self = Self {
-        positions: &["max_length"],
-        ..Self::SHARED
-    };
-    const NOMIC: Self = Self {
-        hidden: &["hidden_size", "n_embd"],
-        layers: &["num_hidden_layers", "n_layer"],
-        heads: &["num_attention_heads", "n_head"],
-        positions: &["max_position_embeddings", "n_positions"],
-    };
-    /// Names in any class, for exports.
-    pub const ANY: Self = Self {
-        hidden: &["hidden_size", "dim", "n_embd", "d_model"],
-        positions: Self::NOMIC.positions,
-        ..Self::SHARED
-    };
-}
+/// Names in any class, for exports.
+pub static ANY_SIZES: LazyLock<Sizes> = LazyLock::new(|| Sizes {
+    hidden: ["hidden_size", "dim", "n_embd", "d_model"]
+        .map(str::to_owned)
+        .into(),
+    positions: ["max_position_embeddings", "n_positions"]
+        .map(str::to_owned)
+        .into(),
+    ..Sizes::default()
+});
 
 /// The row of a position table for a text's first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kivu_engine::kernel::LANES;
 
 use super::attention::distances::{Convolution, Distances};
-pub use super::details::{
-    Details, EmbeddingProjection, ExpertLayers, Heads, OutputProjection, PositionTable,
+pub use super::{
+    details::{Details, EmbeddingProjection, ExpertLayers, Heads, OutputProjection, PositionTable},
+    names::{Names, Norms},
 };
 use crate::{
     files::{config::ConfigFile, weights::Weights},
@@ -229,55 +230,6 @@ pub enum HeadRead {
     MeanOfActivated,
 }
 
-/// Weight names in a family.
-#[derive(Debug)]
-pub struct Names {
-    /// Body prefix in models with a head.
-    pub prefix: &'static str,
-    /// Word embedding table.
-    pub words: &'static str,
-    /// Other names of this table in files, since other layers share it.
-    pub words_aliases: &'static [&'static str],
-    /// Embedding normalization; `None` in models without one.
-    pub embedding_norm: Option<&'static str>,
-    pub layer: &'static str,
-    /// Queries, keys and values: three matrices, or one.
-    pub projections: &'static [&'static str],
-    pub query_key_norms: Option<[&'static str; 2]>,
-    pub attention_output: &'static str,
-    pub norms: Norms,
-    /// The first feed-forward matrix, or its two halves.
-    pub up: &'static [&'static str],
-    pub down: &'static str,
-    /// The head's layer before the labels, and whether its name has the body's prefix.
-    pub dense: (&'static str, bool),
-    /// The normalization after it.
-    pub dense_norm: Option<&'static str>,
-    pub labels: &'static str,
-}
-
-/// Normalizations in a layer and at the output.
-#[derive(Debug)]
-pub enum Norms {
-    /// Normalizes the sum of a part's input and output; a second normalization adds the input again.
-    After {
-        attention: &'static [&'static str],
-        output: &'static str,
-    },
-    /// Normalizes a part's input; the first layer's attention has none unless `is_first_normal`. Each part's output is
-    /// normalized too if there are names in `after`.
-    Before {
-        attention: &'static str,
-        feed_forward: &'static str,
-        after: Option<[&'static str; 2]>,
-        last: &'static str,
-        is_first_normal: bool,
-    },
-}
-
-/// Word embedding table, in most families.
-pub const WORDS: &str = "embeddings.word_embeddings.weight";
-
 impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
     pub fn suits_native_engine(&self) -> bool {
@@ -433,7 +385,7 @@ impl EncoderConfig {
             keys,
             width,
         } = self.heads(layer);
-        let outputs = match self.names.projections {
+        let outputs = match self.names.projections[..] {
             [_] => vec![(queries + 2 * keys) * width],
             _ => vec![queries * width, keys * width, keys * width],
         };
@@ -482,7 +434,7 @@ impl EncoderConfig {
     pub fn up(&self, layer: usize, prefix: &str) -> Vec<Projection> {
         let FeedForward { width, gate, .. } = self.feed_forward;
         let outputs = if gate == Gate::None { width } else { 2 * width };
-        let names = self.names.up;
+        let names = &self.names.up;
         names
             .iter()
             .map(|name| {

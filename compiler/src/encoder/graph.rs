@@ -410,7 +410,7 @@ impl Writer<'_> {
         };
         let at = |name: &str| config.name_in_layer(layer, name);
         let mut attended = self.attention(layer, attending, input)?;
-        for name in *attention {
+        for name in attention {
             attended = self.layers.add_and_norm(&attended, attending, &at(name))?;
         }
         let lowered = self.feed_forward(layer, &attended)?;

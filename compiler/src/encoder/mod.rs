@@ -9,6 +9,7 @@ mod graph;
 mod heads;
 mod layer_signals;
 mod listwise;
+mod names;
 mod source;
 mod unnamed_heads;
 mod vectors;

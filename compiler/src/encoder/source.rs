@@ -52,7 +52,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
     let mut weights = families::weights(&mut config, Weights::open(&folder)?, &folder)?;
-    families::adapt(&mut config, &weights);
+    families::adapt(&mut config, &weights)?;
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
     // sentence-transformers leaves out the class's head. An adapter may add one.
     let makes_vectors = makes_vectors(&plan.folder)?;
@@ -225,7 +225,7 @@ pub fn source_of_layers(
         .is_some_and(|head| head.kind == HeadKind::Text);
     within_types(tokenizer, config.types, reads_pairs)?;
     let weights = families::weights(&mut config, weights, &plan.folder)?;
-    families::adapt(&mut config, &weights);
+    families::adapt(&mut config, &weights)?;
     config.head = head;
     let parts = Parts {
         config,

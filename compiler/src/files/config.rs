@@ -116,10 +116,14 @@ impl ConfigFile {
     }
 
     /// Finds the first field that exists. The others are other names of it, so they count as read, too.
-    fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
+    fn find<'a, T: DeserializeOwned>(
+        &self,
+        fields: &'a [impl AsRef<str>],
+    ) -> Result<Option<(&'a str, T)>> {
         let found: Vec<_> = fields
             .iter()
-            .filter_map(|field| Some((*field, self.value(field)?)))
+            .map(AsRef::as_ref)
+            .filter_map(|field| Some((field, self.value(field)?)))
             .collect();
         let Some((field, value)) = found.into_iter().find(|(_, value)| !value.is_null()) else {
             return Ok(None);
@@ -143,7 +147,7 @@ impl ConfigFile {
         self.get_any_size(&[field])
     }
 
-    fn get_any_size(&self, fields: &[&str]) -> Result<Option<usize>> {
+    fn get_any_size(&self, fields: &[impl AsRef<str>]) -> Result<Option<usize>> {
         match self.find(fields)? {
             Some((field, size)) if !(1..=MAX_SIZE).contains(&size) => Err(Error::model(format!(
                 "expected `{field}` from 1 to {MAX_SIZE}, but found {size}"
@@ -156,7 +160,7 @@ impl ConfigFile {
         self.require_any_size(&[field])
     }
 
-    pub fn require_any_size(&self, fields: &[&str]) -> Result<usize> {
+    pub fn require_any_size(&self, fields: &[impl AsRef<str>]) -> Result<usize> {
         self.get_any_size(fields)?
             .ok_or_else(|| self.missing(fields))
     }
@@ -195,10 +199,11 @@ impl ConfigFile {
         self.get_any(fields)?.ok_or_else(|| self.missing(fields))
     }
 
-    fn missing(&self, fields: &[&str]) -> Error {
+    fn missing(&self, fields: &[impl AsRef<str>]) -> Error {
         Error::model(format!(
             "expected `{}` in `{}`, but found none",
-            fields[0], self.name
+            fields[0].as_ref(),
+            self.name
         ))
     }
 

@@ -27,16 +27,14 @@ impl<'a> Writer<'a> {
 
     fn decoder_layer(&mut self, layer: usize, input: &Value, encoded: &Value) -> Result<Value> {
         let config = self.config;
-        let Norms::After {
-            attention: [own],
-            output,
-        } = &config.names.norms
-        else {
+        let Norms::After { attention, output } = &config.names.norms else {
             unreachable!("decoders normalize after their parts")
         };
         let at = |name: &str| config.name_in_layer(layer, name);
         let attended = self.attention(layer, input, input)?;
-        let own = self.layers.add_and_norm(&attended, input, &at(own))?;
+        let own = self
+            .layers
+            .add_and_norm(&attended, input, &at(attention[0]))?;
         let attended = self.attend_to_encoder(layer, &own, encoded)?;
         let crossed = self.layers.add_and_norm(&attended, &own, &at(NORM))?;
         let lowered = self.feed_forward(layer, &crossed)?;

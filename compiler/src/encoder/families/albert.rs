@@ -4,31 +4,14 @@ use super::fields::{activation, epsilon, expect, expect_absolute_positions};
 use crate::{
     encoder::{
         config::{
-            Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, Heads, Names, Norms,
-            Positions,
+            Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, Heads, Positions,
         },
         details::LayerSharing,
-        families::bert::BERT,
     },
     files::config::ConfigFile,
     onnx::layers::Activation,
 };
 use kivu::error::{Error, Result};
-
-const NAMES: Names = Names {
-    prefix: "albert.",
-    layer: "encoder.albert_layer_groups.",
-    projections: &["attention.query", "attention.key", "attention.value"],
-    attention_output: "attention.dense",
-    norms: Norms::After {
-        attention: &["attention.LayerNorm"],
-        output: "full_layer_layer_norm",
-    },
-    up: &["ffn"],
-    down: "ffn_output",
-    dense: ("pooler", true),
-    ..BERT
-};
 
 /// Far above any model's. No weight confirms the number, since all passes may share one layer.
 const MAX_LAYERS: usize = 1 << 10;
@@ -46,7 +29,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         activation,
         gate: Gate::None,
     };
-    let shared = EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?;
+    let shared = EncoderConfig::new(config, "albert", Heads::read(config)?, feed_forward)?;
     let sharing = sharing(config, shared.layers)?;
     let projection = EmbeddingProjection {
         name: "encoder.embedding_hidden_mapping_in",

@@ -4,11 +4,11 @@ use super::fields::{activation, expect};
 pub use crate::seq2seq::fairseq::BART;
 use crate::{
     encoder::config::{
-        Bias, Biases, Decoder, Details, EncoderConfig, EncoderLimits, FeedForward, Gate, Head,
-        HeadInput, HeadKind, HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
+        Decoder, Details, EncoderConfig, EncoderLimits, FeedForward, Gate, Head, HeadInput,
+        HeadKind, HeadRead, Heads, PositionTable, Positions, Span,
     },
     files::config::{ConfigFile, head_width},
-    onnx::layers::{Activation, AttentionWindow, NormKind},
+    onnx::layers::AttentionWindow,
     seq2seq::fairseq::{LABELS, UNUSED_POSITIONS},
 };
 use kivu::{
@@ -20,31 +20,6 @@ use kivu::{
 const END: i64 = 2;
 /// PyTorch's default, which BART's code uses.
 const EPSILON: f32 = 1e-5;
-
-const ENCODER: Names = Names {
-    prefix: "model.",
-    words: "shared.weight",
-    words_aliases: &["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"],
-    embedding_norm: Some("encoder.layernorm_embedding"),
-    layer: "encoder.layers.",
-    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    query_key_norms: None,
-    attention_output: "self_attn.out_proj",
-    norms: Norms::After {
-        attention: &["self_attn_layer_norm"],
-        output: "final_layer_norm",
-    },
-    up: &["fc1"],
-    down: "fc2",
-    dense: ("classification_head.dense", false),
-    dense_norm: None,
-    labels: LABELS,
-};
-const DECODER: Names = Names {
-    embedding_norm: Some("decoder.layernorm_embedding"),
-    layer: "decoder.layers.",
-    ..ENCODER
-};
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if config.names_head() && Head::kind(config) != Some(HeadKind::Text) {
@@ -75,18 +50,18 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
                 window: AttentionWindow::BEFORE,
                 rotary: None,
             }],
-            ..half(config, "decoder", &DECODER)?
+            ..half(config, "decoder", "bart-decoder")?
         },
     };
     Ok(EncoderConfig {
         decoder: Some(Box::new(decoder)),
         head: Head::read(config)?,
-        ..half(config, "encoder", &ENCODER)?
+        ..half(config, "encoder", "bart")?
     })
 }
 
 /// The encoder or decoder.
-fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Result<EncoderConfig> {
+fn half(config: &ConfigFile, half: &'static str, names: &str) -> Result<EncoderConfig> {
     let hidden = config.require_size("d_model")?;
     let size = |field: &str| config.require_size(&format!("{half}_{field}"));
     let heads = size("attention_heads")?;
@@ -99,49 +74,41 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
         "decoder.embed_positions.weight"
     };
     let max_positions = config.require_size("max_position_embeddings")?;
+    let encoder_limits = EncoderLimits {
+        architecture: config.architecture().to_owned(),
+        hidden,
+        max_positions,
+        longest: max_positions,
+    };
+    let heads = Heads {
+        queries: heads,
+        keys: heads,
+        width: head_width(hidden, heads)?,
+    };
+    let feed_forward = FeedForward {
+        width: size("ffn_dim")?,
+        activation: activation(config, &["activation_function"])?,
+        gate: Gate::None,
+    };
+    let layers = size("layers")?;
+    let shared =
+        EncoderConfig::without_head(config, names, encoder_limits, layers, heads, feed_forward)?;
     Ok(EncoderConfig {
-        encoder_limits: EncoderLimits {
-            architecture: config.architecture().to_owned(),
-            hidden,
-            max_positions,
-            longest: max_positions,
-        },
-        vocabulary: config.require_size("vocab_size")?,
-        layers: size("layers")?,
-        heads: Heads {
-            queries: heads,
-            keys: heads,
-            width: head_width(hidden, heads)?,
-        },
-        feed_forward: FeedForward {
-            width: size("ffn_dim")?,
-            activation: activation(config, &["activation_function"])?,
-            gate: Gate::None,
-        },
-        norm: NormKind::Layer { has_bias: true },
         epsilon: EPSILON,
         positions: Positions::Table,
-        types: 0,
-        spans: vec![Span::ALL],
-        bias: Bias::None,
-        biases: Biases::ALL,
-        names,
-        head: None,
         head_input: HeadInput {
             read: HeadRead::Last,
-            ..HeadInput::first(Activation::Tanh)
+            ..shared.head_input
         },
-        decoder: None,
-        convolutions: None,
-        tasks: None,
         details: Details {
             word_scale: scale,
             position_table: PositionTable {
                 name: positions,
                 unused: UNUSED_POSITIONS,
             },
-            ..Details::default()
+            ..shared.details
         },
+        ..shared
     })
 }
 

@@ -6,7 +6,7 @@ use crate::{
         attention::distances::{Convolution, Deberta, Distances},
         config::{
             Bias, Details, Disentangled, EmbeddingProjection, EncoderConfig, FeedForward, Gate,
-            HeadInput, Heads, Names, Norms, Positions, WORDS,
+            HeadInput, Heads, Positions,
         },
     },
     files::config::ConfigFile,
@@ -19,95 +19,8 @@ const BUCKETS: usize = 32;
 /// Distance from which MPNet uses a single bucket. The config does not name it.
 const FARTHEST: usize = 128;
 
-pub const BERT: Names = Names {
-    prefix: "bert.",
-    words: WORDS,
-    words_aliases: &[],
-    embedding_norm: Some("embeddings.LayerNorm"),
-    layer: "encoder.layer.",
-    projections: &[
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-    ],
-    query_key_norms: None,
-    attention_output: "attention.output.dense",
-    norms: Norms::After {
-        attention: &["attention.output.LayerNorm"],
-        output: "output.LayerNorm",
-    },
-    up: &["intermediate.dense"],
-    down: "output.dense",
-    dense: ("pooler.dense", true),
-    dense_norm: None,
-    labels: "classifier",
-};
-pub const ROBERTA: Names = Names {
-    prefix: "roberta.",
-    dense: ("classifier.dense", false),
-    labels: "classifier.out_proj",
-    ..BERT
-};
-pub const DATA2VEC: Names = Names {
-    prefix: "data2vec_text.",
-    ..ROBERTA
-};
-const ELECTRA: Names = Names {
-    prefix: "electra.",
-    ..ROBERTA
-};
-const ERNIE: Names = Names {
-    prefix: "ernie.",
-    ..BERT
-};
-const DISTILBERT: Names = Names {
-    prefix: "distilbert.",
-    layer: "transformer.layer.",
-    projections: &["attention.q_lin", "attention.k_lin", "attention.v_lin"],
-    attention_output: "attention.out_lin",
-    norms: Norms::After {
-        attention: &["sa_layer_norm"],
-        output: "output_layer_norm",
-    },
-    up: &["ffn.lin1"],
-    down: "ffn.lin2",
-    dense: ("pre_classifier", false),
-    labels: "classifier",
-    ..BERT
-};
-pub const DEBERTA: Names = Names {
-    prefix: "deberta.",
-    projections: &[
-        "attention.self.query_proj",
-        "attention.self.key_proj",
-        "attention.self.value_proj",
-    ],
-    dense: ("pooler.dense", false),
-    ..BERT
-};
-const MPNET: Names = Names {
-    prefix: "mpnet.",
-    projections: &["attention.attn.q", "attention.attn.k", "attention.attn.v"],
-    attention_output: "attention.attn.o",
-    norms: Norms::After {
-        attention: &["attention.LayerNorm"],
-        output: "output.LayerNorm",
-    },
-    ..ROBERTA
-};
-
 /// Width of ELECTRA's embeddings, if the config does not name it.
 const ELECTRA_WIDTH: usize = 128;
-
-/// Differences between the members of the family.
-pub struct Member {
-    kind: Kind,
-    names: &'static Names,
-    /// Number of token types if the config does not say; `None` without them.
-    types: Option<usize>,
-    /// The activation in a label head; `None` if the config names it.
-    head_activation: Option<Activation>,
-}
 
 /// Members with layers, or fields, of their own.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -120,60 +33,29 @@ enum Kind {
     Deberta(Deberta),
 }
 
-pub const BERT_MODEL: Member = Member {
-    kind: Kind::Plain,
-    names: &BERT,
-    types: Some(2),
-    head_activation: Some(Activation::Tanh),
-};
-pub const ROBERTA_MODEL: Member = Member {
-    names: &ROBERTA,
-    ..BERT_MODEL
-};
-pub const DATA2VEC_MODEL: Member = Member {
-    names: &DATA2VEC,
-    ..BERT_MODEL
-};
-pub const ERNIE_MODEL: Member = Member {
-    kind: Kind::Ernie,
-    names: &ERNIE,
-    ..BERT_MODEL
-};
-pub const ELECTRA_MODEL: Member = Member {
-    kind: Kind::Electra,
-    names: &ELECTRA,
-    head_activation: Some(Activation::Gelu),
-    ..BERT_MODEL
-};
-pub const DISTILBERT_MODEL: Member = Member {
-    kind: Kind::DistilBert,
-    names: &DISTILBERT,
-    types: None,
-    head_activation: Some(Activation::Relu),
-};
-pub const MPNET_MODEL: Member = Member {
-    kind: Kind::Mpnet,
-    names: &MPNET,
-    types: None,
-    ..BERT_MODEL
-};
-pub const DEBERTA_MODEL: Member = Member {
-    kind: Kind::Deberta(Deberta::Later),
-    names: &DEBERTA,
-    types: Some(0),
-    head_activation: None,
-};
-pub const DEBERTA_V1_MODEL: Member = Member {
-    kind: Kind::Deberta(Deberta::First),
-    ..DEBERTA_MODEL
-};
+impl Kind {
+    fn of(model_type: &str) -> Self {
+        match model_type {
+            "distilbert" => Self::DistilBert,
+            "electra" => Self::Electra,
+            "ernie" => Self::Ernie,
+            "mpnet" => Self::Mpnet,
+            "deberta" => Self::Deberta(Deberta::First),
+            "deberta-v2" => Self::Deberta(Deberta::Later),
+            _ => Self::Plain,
+        }
+    }
+}
 
 /// Reads a family member's `config.json`.
-pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
-    let kind = member.kind;
-    let head_activation = match member.head_activation {
-        Some(activation) => activation,
-        None => activation(config, &["pooler_hidden_act"])?,
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let names = config.model_type();
+    let kind = Kind::of(names);
+    let head_activation = match kind {
+        Kind::DistilBert => Activation::Relu,
+        Kind::Electra => Activation::Gelu,
+        Kind::Deberta(_) => activation(config, &["pooler_hidden_act"])?,
+        _ => Activation::Tanh,
     };
     // A decoder's tokens attend only to earlier tokens.
     expect(config, "is_decoder", &false)?;
@@ -193,7 +75,7 @@ pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
         activation: activation(config, &[activation_field])?,
         gate: Gate::None,
     };
-    let shared = EncoderConfig::new(config, member.names, Heads::read(config)?, feed_forward)?;
+    let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
     let bias = match kind {
         Kind::Deberta(version) => Bias::Disentangled(Disentangled::read(config, &shared, version)?),
         Kind::Mpnet => {
@@ -221,9 +103,10 @@ pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
             }
             _ => positions(config)?,
         },
-        types: match member.types {
-            None => 0,
-            Some(default) => config.get("type_vocab_size")?.unwrap_or(default),
+        types: match kind {
+            Kind::DistilBert | Kind::Mpnet => 0,
+            Kind::Deberta(_) => config.get("type_vocab_size")?.unwrap_or(0),
+            _ => config.get("type_vocab_size")?.unwrap_or(2),
         },
         bias,
         head_input: HeadInput::first(head_activation),
@@ -317,7 +200,7 @@ mod tests {
         });
         config[name] = value;
         let fields = config.as_object().cloned().unwrap();
-        let config = read(&ConfigFile::new("config.json", fields), &DEBERTA_MODEL)?;
+        let config = read(&ConfigFile::new("config.json", fields))?;
         match config.bias {
             Bias::Disentangled(settings) => Ok(settings),
             other => panic!("expected disentangled attention, but found {other:?}"),

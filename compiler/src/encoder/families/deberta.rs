@@ -1,6 +1,6 @@
 //! DeBERTa v1: v2 without buckets of distances, and with other weights for attention.
 
-use super::bert::{self, DEBERTA};
+use super::bert;
 use crate::{
     encoder::config::{EncoderConfig, Names},
     files::{
@@ -10,11 +10,6 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// Before [`arrange`], a matrix for the queries, keys and values of each head in turn.
-pub const PACKED: Names = Names {
-    projections: &["attention.self.in_proj"],
-    ..DEBERTA
-};
 const IN_PROJ: &str = "in_proj.weight";
 /// In this family's `pos_att_type`.
 const TERMS: [&str; 2] = ["c2p", "p2c"];
@@ -46,18 +41,15 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             terms.join("`, `")
         )));
     }
-    Ok(EncoderConfig {
-        names: &PACKED,
-        ..bert::read(config, &bert::DEBERTA_V1_MODEL)?
-    })
+    bert::read(config)
 }
 
 /// Gives the weights the form of v2, in which keys and distance keys have biases.
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
-    if config.names.projections != PACKED.projections {
+    if !config.names.is("deberta") {
         return Ok(());
     }
-    config.names = &DEBERTA;
+    config.names = Names::of("deberta-v2")?;
     let (hidden, width) = (config.encoder_limits.hidden, config.heads.width);
     let bias = Weight {
         shape: vec![hidden],

@@ -2,37 +2,11 @@
 
 use super::rope;
 use crate::{
-    encoder::config::{
-        Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span,
-    },
+    encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Span},
     files::config::{ConfigFile, head_width},
     onnx::layers::{Activation, AttentionWindow, NormKind, Rotary, Scaling},
 };
 use kivu::error::{Error, Result};
-
-/// Weight names in most families.
-pub const NAMES: Names = Names {
-    prefix: "model.",
-    words: "embed_tokens.weight",
-    words_aliases: &[],
-    embedding_norm: None,
-    layer: "layers.",
-    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    query_key_norms: None,
-    attention_output: "self_attn.o_proj",
-    norms: Norms::Before {
-        attention: "input_layernorm",
-        feed_forward: "post_attention_layernorm",
-        after: None,
-        last: "norm",
-        is_first_normal: true,
-    },
-    up: &["mlp.gate_proj", "mlp.up_proj"],
-    down: "mlp.down_proj",
-    dense: ("", false),
-    dense_norm: None,
-    labels: "score",
-};
 
 /// Maximum number of tokens for dynamic scaling, far above published models'.
 const MAX_LENGTH: usize = 1 << 21;
@@ -64,7 +38,7 @@ impl Defaults {
 /// A decoder with gated feed-forward parts, root mean square norms and no biases. Layers cycle through `spans`.
 pub fn read(
     config: &ConfigFile,
-    names: &'static Names,
+    names: &str,
     defaults: &Defaults,
     spans: Vec<Span>,
 ) -> Result<EncoderConfig> {
@@ -89,7 +63,7 @@ pub fn read(
 /// The layers of [`read`], without the keys that some decoders name differently.
 pub fn layers(
     config: &ConfigFile,
-    names: &'static Names,
+    names: &str,
     heads: Heads,
     feed_forward: FeedForward,
     spans: Vec<Span>,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     encoder::{
-        config::{Details, EncoderConfig, Head, Heads, Names, OutputProjection},
+        config::{Details, EncoderConfig, Head, Heads, OutputProjection},
         details::LayerSignals,
         layer_signals,
     },
@@ -29,10 +29,6 @@ pub const TEXT: &str = "embedding_gemma2_text";
 /// The settings of the latter in the former's.
 pub const TEXT_CONFIG: &str = "text_config";
 
-const NAMES: Names = Names {
-    prefix: "language_model.",
-    ..gemma::GEMMA3
-};
 /// Values have a normalization without a gain.
 const VALUE_NORM: &str = "self_attn.v_norm";
 /// The layers' signals, from one matrix.
@@ -104,7 +100,7 @@ fn read_text(config: &ConfigFile) -> Result<EncoderConfig> {
         widths: [full.width, sliding.width],
         types,
     };
-    let shared = decoders::read(config, &NAMES, &DEFAULTS, kinds.spans(config)?)?;
+    let shared = decoders::read(config, WHOLE, &DEFAULTS, kinds.spans(config)?)?;
     let inputs = shared.encoder_limits.hidden;
     let mut encoder_limits = shared.encoder_limits;
     encoder_limits.hidden = config.get_size("embedding_dim")?.unwrap_or(768);
@@ -188,9 +184,9 @@ pub fn arrange(config: &EncoderConfig, weights: &mut Weights) -> Result<()> {
     let Some(LayerSignals { width }) = config.details.layer_signals else {
         return Ok(());
     };
-    let whole = format!("{}{SIGNALS}", NAMES.prefix);
+    let whole = format!("{}{SIGNALS}", config.names.prefix);
     let (prefix, name) = match weights.has(&whole) {
-        true => (NAMES.prefix, whole.as_str()),
+        true => (config.names.prefix, whole.as_str()),
         false => ("", SIGNALS),
     };
     let hidden = config.layer_width();

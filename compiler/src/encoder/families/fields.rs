@@ -12,7 +12,7 @@ use crate::{
         HeadRead, Heads, Names, Positions, Span, rows_up_to,
     },
     files::config::{ConfigFile, head_width},
-    model_types::{Family, FirstPosition, SizeFields},
+    model_types::{ANY_SIZES, Family, FirstPosition, Sizes},
     onnx::layers::{Activation, AttentionWindow, NormKind},
 };
 use kivu::error::{Error, Result};
@@ -25,15 +25,36 @@ impl EncoderConfig {
     /// token types. The epsilon is BERT's default.
     pub fn new(
         config: &ConfigFile,
-        names: &'static Names,
+        names: &str,
         heads: Heads,
         feed_forward: FeedForward,
     ) -> Result<Self> {
         let fields = sizes(config);
+        let encoder_limits = EncoderLimits::of(config, fields)?;
+        let layers = config.require_any_size(&fields.layers)?;
         Ok(Self {
-            encoder_limits: EncoderLimits::of(config, fields)?,
+            head: Head::read(config)?,
+            details: Details {
+                ties_words: config.is_set_or("tie_word_embeddings", true)?,
+                ..Details::default()
+            },
+            ..Self::without_head(config, names, encoder_limits, layers, heads, feed_forward)?
+        })
+    }
+
+    /// The same defaults for a family whose sizes have other names, without a head.
+    pub fn without_head(
+        config: &ConfigFile,
+        names: &str,
+        encoder_limits: EncoderLimits,
+        layers: usize,
+        heads: Heads,
+        feed_forward: FeedForward,
+    ) -> Result<Self> {
+        Ok(Self {
+            encoder_limits,
             vocabulary: config.require_size("vocab_size")?,
-            layers: config.require_any_size(fields.layers)?,
+            layers,
             heads,
             feed_forward,
             norm: NormKind::Layer { has_bias: true },
@@ -43,14 +64,11 @@ impl EncoderConfig {
             spans: vec![Span::ALL],
             bias: Bias::None,
             biases: Biases::ALL,
-            names,
-            head: Head::read(config)?,
+            names: Names::of(names)?,
+            head: None,
             head_input: HeadInput::first(Activation::Tanh),
             decoder: None,
-            details: Details {
-                ties_words: config.is_set_or("tie_word_embeddings", true)?,
-                ..Details::default()
-            },
+            details: Details::default(),
             convolutions: None,
             tasks: None,
         })
@@ -60,17 +78,17 @@ impl EncoderConfig {
 impl EncoderLimits {
     /// Reads an export's fields, which are the same in all families.
     pub fn read(config: &ConfigFile) -> Result<Self> {
-        Self::of(config, &SizeFields::ANY)
+        Self::of(config, &ANY_SIZES)
     }
 
-    fn of(config: &ConfigFile, fields: &SizeFields) -> Result<Self> {
-        let rows = config.require_any_size(fields.positions)?;
+    fn of(config: &ConfigFile, fields: &Sizes) -> Result<Self> {
+        let rows = config.require_any_size(&fields.positions)?;
         // Rows before the first position's are unused.
         let unusable = padding(config)?.map_or(0, rows_up_to);
         let max_positions = rows.saturating_sub(unusable);
         Ok(Self {
             architecture: config.architecture().to_owned(),
-            hidden: config.require_any_size(fields.hidden)?,
+            hidden: config.require_any_size(&fields.hidden)?,
             max_positions,
             longest: max_positions,
         })
@@ -81,8 +99,8 @@ impl Heads {
     /// As many key heads as query heads; they split the hidden size evenly.
     pub fn read(config: &ConfigFile) -> Result<Self> {
         let fields = sizes(config);
-        let heads = config.require_any_size(fields.heads)?;
-        let width = head_width(config.require_any_size(fields.hidden)?, heads)?;
+        let heads = config.require_any_size(&fields.heads)?;
+        let width = head_width(config.require_any_size(&fields.hidden)?, heads)?;
         Ok(Self {
             queries: heads,
             keys: heads,
@@ -129,8 +147,8 @@ fn padding(config: &ConfigFile) -> Result<Option<i64>> {
     })
 }
 
-fn sizes(config: &ConfigFile) -> &'static SizeFields {
-    Family::named(config.model_type()).map_or(&SizeFields::ANY, |family| family.sizes.fields())
+fn sizes(config: &ConfigFile) -> &'static Sizes {
+    Family::named(config.model_type()).map_or(&ANY_SIZES, |family| &family.sizes)
 }
 
 /// Activation named by the first field present; GELU by default.

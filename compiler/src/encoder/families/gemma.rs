@@ -8,27 +8,11 @@ use super::{
     rope::{DEFAULT, Rope, rotary},
 };
 use crate::{
-    encoder::config::{Details, EncoderConfig, Names, Norms, Span},
+    encoder::config::{Details, EncoderConfig, Span},
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow, NormKind},
 };
 use kivu::error::{Error, Result};
-
-/// Weight names since Gemma 2.
-const GEMMA2: Names = Names {
-    norms: Norms::Before {
-        attention: "input_layernorm",
-        feed_forward: "pre_feedforward_layernorm",
-        after: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
-        last: "norm",
-        is_first_normal: true,
-    },
-    ..decoders::NAMES
-};
-pub const GEMMA3: Names = Names {
-    query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
-    ..GEMMA2
-};
 
 /// The limit for attention scores.
 const CAP: &str = "attn_logit_softcapping";
@@ -50,7 +34,7 @@ pub fn read_gemma(config: &ConfigFile) -> Result<EncoderConfig> {
         ..DEFAULTS
     };
     let [span, _] = decoders::spans(config, &defaults, None)?;
-    let mut shared = read(config, &decoders::NAMES, &defaults, vec![span])?;
+    let mut shared = read(config, "llama", &defaults, vec![span])?;
     // The first files name it `gelu`; `transformers` 4.57 takes that as the form with `erf`.
     if config.get::<String>("hidden_act")?.as_deref() == Some("gelu") {
         shared.feed_forward.activation = Activation::GeluTanh;
@@ -65,7 +49,7 @@ pub fn read_gemma2(config: &ConfigFile) -> Result<EncoderConfig> {
         Some(spans) => spans,
         None => spans.into_iter().rev().collect(),
     };
-    let shared = read(config, &GEMMA2, &DEFAULTS, spans)?;
+    let shared = read(config, "gemma2", &DEFAULTS, spans)?;
     let is_null = config.value(CAP).is_some();
     let cap: Option<f32> = config.get(CAP)?.or((!is_null).then_some(50.0));
     if let Some(found) = cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
@@ -90,7 +74,7 @@ pub fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
             "expected no `{CAP}`, but found {found}"
         )));
     }
-    let shared = read(config, &GEMMA3, &DEFAULTS, gemma3_spans(config)?)?;
+    let shared = read(config, "gemma3", &DEFAULTS, gemma3_spans(config)?)?;
     let attention_scale = Some(attention_scale(config)?);
     Ok(EncoderConfig {
         details: Details {
@@ -105,7 +89,7 @@ pub fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
 /// Reads the settings that all versions share.
 fn read(
     config: &ConfigFile,
-    names: &'static Names,
+    names: &str,
     defaults: &Defaults,
     spans: Vec<Span>,
 ) -> Result<EncoderConfig> {

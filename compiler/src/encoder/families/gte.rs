@@ -5,37 +5,11 @@ use super::{
     rope,
 };
 use crate::{
-    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
+    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Span},
     files::config::ConfigFile,
     onnx::layers::AttentionWindow,
 };
 use kivu::error::Result;
-
-const NAMES: Names = Names {
-    prefix: "new.",
-    words: WORDS,
-    words_aliases: &[],
-    embedding_norm: Some("embeddings.LayerNorm"),
-    layer: "encoder.layer.",
-    projections: &["attention.qkv_proj"],
-    query_key_norms: None,
-    attention_output: "attention.o_proj",
-    norms: Norms::After {
-        attention: &["attn_ln"],
-        output: "mlp_ln",
-    },
-    up: &["mlp.up_gate_proj"],
-    down: "mlp.down_proj",
-    dense: ("pooler.dense", true),
-    dense_norm: None,
-    labels: "classifier",
-};
-
-/// The same as `transformers` writes them.
-const GTE: Names = Names {
-    prefix: "gte.",
-    ..NAMES
-};
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "position_embedding_type", &"rope".to_owned())?;
@@ -45,9 +19,9 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
     let rope = rope::Rope::read(config)?;
-    let (names, default_base) = match config.model_type() {
-        "gte" => (&GTE, 160_000.0),
-        _ => (&NAMES, 10_000.0),
+    let default_base = match config.model_type() {
+        "gte" => 160_000.0,
+        _ => 10_000.0,
     };
     let base = rope.rope_theta.unwrap_or(default_base);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&["ntk"], 0)?)?;
@@ -63,6 +37,6 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             up: false,
             ..Biases::ALL
         },
-        ..EncoderConfig::new(config, names, heads, feed_forward)?
+        ..EncoderConfig::new(config, config.model_type(), heads, feed_forward)?
     })
 }

@@ -8,13 +8,12 @@ use std::{
 };
 
 use super::{
-    bert::ROBERTA,
     fields::{expect, positions},
     rope::{self, Rope},
 };
 use crate::{
     encoder::config::{
-        Biases, EncoderConfig, EncoderLimits, FeedForward, Gate, HeadInput, Heads, Names, Norms,
+        Biases, EncoderConfig, EncoderLimits, FeedForward, Gate, HeadInput, Heads, Names,
         Positions, Span, Tasks,
     },
     files::{
@@ -32,31 +31,9 @@ use serde_json::Value;
 /// The `model_type` in `transformers`.
 pub const JINA_V3: &str = "jina_embeddings_v3";
 
-/// The authors' names.
-const NAMES: Names = Names {
-    embedding_norm: Some("emb_ln"),
-    layer: "encoder.layers.",
-    projections: &["mixer.Wqkv"],
-    attention_output: "mixer.out_proj",
-    norms: Norms::After {
-        attention: &["norm1"],
-        output: "norm2",
-    },
-    up: &["mlp.fc1"],
-    down: "mlp.fc2",
-    ..ROBERTA
-};
-const TRANSFORMERS: Names = Names {
-    embedding_norm: Some("embeddings.LayerNorm"),
-    layer: "layers.",
-    projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    attention_output: "self_attn.o_proj",
-    norms: Norms::After {
-        attention: &["post_attention_layernorm"],
-        output: "post_mlp_layernorm",
-    },
-    ..NAMES
-};
+/// Sets of weight names: the authors', and those of `transformers`.
+const NAMES: &str = "jina-v3";
+const TRANSFORMERS: &str = "jina-v3-transformers";
 
 /// Rotary bases, if the config does not name them.
 const BASE: f64 = 10_000.0;
@@ -82,7 +59,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "type_vocab_size", &1)?;
     let heads = Heads::read(config)?;
     let feed_forward = FeedForward::read(config, Gate::None)?;
-    let names = if is_authors { &NAMES } else { &TRANSFORMERS };
+    let names = if is_authors { NAMES } else { TRANSFORMERS };
     let shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     let rotary = |base, scaling| {
         let rotary = Some(rope::rotary(heads.width, 1.0, base, scaling)?);
@@ -187,9 +164,9 @@ pub fn read_adapters(
     weights: &mut Weights,
     folder: &Path,
 ) -> Result<()> {
-    if ![&NAMES, &TRANSFORMERS]
+    if ![NAMES, TRANSFORMERS]
         .iter()
-        .any(|names| std::ptr::eq(*names, config.names))
+        .any(|names| config.names.is(names))
         || config.tasks.is_some()
     {
         return Ok(());
@@ -542,9 +519,10 @@ fn vectors(narrowing: &Weight, widening: &Weight, scale: f32) -> Weight {
 }
 
 /// Switches to the authors' names if a model for `transformers` has them, which it reads as well.
-pub fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+pub fn adapt(config: &mut EncoderConfig, weights: &Weights) -> Result<()> {
     let name = format!("{}emb_ln.weight", weights.prefix);
-    if std::ptr::eq(config.names, &TRANSFORMERS) && weights.has(&name) {
-        config.names = &NAMES;
+    if config.names.is(TRANSFORMERS) && weights.has(&name) {
+        config.names = Names::of(NAMES)?;
     }
+    Ok(())
 }

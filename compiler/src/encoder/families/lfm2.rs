@@ -7,9 +7,7 @@ use super::{
     fields, rope,
 };
 use crate::{
-    encoder::config::{
-        Convolutions, Details, EncoderConfig, FeedForward, Gate, Head, Names, Norms,
-    },
+    encoder::config::{Convolutions, Details, EncoderConfig, FeedForward, Gate, Head},
     files::config::ConfigFile,
     onnx::{
         functions::ConvolutionForm,
@@ -17,21 +15,6 @@ use crate::{
     },
 };
 use kivu::error::{Error, Result};
-
-const NAMES: Names = Names {
-    query_key_norms: Some(["self_attn.q_layernorm", "self_attn.k_layernorm"]),
-    attention_output: "self_attn.out_proj",
-    norms: Norms::Before {
-        attention: "operator_norm",
-        feed_forward: "ffn_norm",
-        after: None,
-        last: "embedding_norm",
-        is_first_normal: true,
-    },
-    up: &["feed_forward.w1", "feed_forward.w3"],
-    down: "feed_forward.w2",
-    ..decoders::NAMES
-};
 
 const DEFAULTS: Defaults = Defaults {
     key_heads: Some(8),
@@ -60,7 +43,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if is_bidirectional {
         span.window = AttentionWindow::ALL;
     }
-    let shared = decoders::layers(config, &NAMES, heads, feed_forward(config)?, vec![span])?;
+    let shared = decoders::layers(config, "lfm2", heads, feed_forward(config)?, vec![span])?;
     let count = config.get_size("conv_L_cache")?.unwrap_or(3);
     if count > MAX_ROWS {
         return Err(Error::model(format!(

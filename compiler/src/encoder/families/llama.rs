@@ -5,22 +5,15 @@ use super::{
     rope,
 };
 use crate::{
-    encoder::config::{Biases, EncoderConfig, HeadInput, HeadRead, Names, Span},
+    encoder::config::{Biases, EncoderConfig, HeadInput, HeadRead, Span},
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow},
 };
 use kivu::error::{Error, Result};
 
-/// EuroBERT's weight names.
-const EUROBERT: Names = Names {
-    dense: ("dense", false),
-    labels: "classifier",
-    ..decoders::NAMES
-};
-
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let [span, _] = decoders::spans(config, &Defaults::LLAMA, None)?;
-    let shared = decoders::read(config, &decoders::NAMES, &Defaults::LLAMA, vec![span])?;
+    let shared = decoders::read(config, "llama", &Defaults::LLAMA, vec![span])?;
     Ok(EncoderConfig {
         biases: biases(config)?,
         ..shared
@@ -37,7 +30,7 @@ pub fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
         window: AttentionWindow::ALL,
         rotary: Some(rope::of_decoder(config, width)?),
     }];
-    let shared = decoders::read(config, &EUROBERT, &defaults, spans)?;
+    let shared = decoders::read(config, "eurobert", &defaults, spans)?;
     let read = match config.get::<String>("classifier_pooling")?.as_deref() {
         None | Some("late") => HeadRead::MeanOfActivated,
         Some("mean") => HeadRead::Mean,

@@ -1,26 +1,11 @@
 //! MegatronBERT: BERT with normalizations before its layers' parts, and a final one.
 
-use super::{
-    bert::BERT,
-    fields::{epsilon, expect, expect_absolute_positions},
-};
+use super::fields::{epsilon, expect, expect_absolute_positions};
 use crate::{
-    encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
+    encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Positions},
     files::config::ConfigFile,
 };
 use kivu::error::Result;
-
-const NAMES: Names = Names {
-    embedding_norm: None,
-    norms: Norms::Before {
-        attention: "attention.ln",
-        feed_forward: "ln",
-        after: None,
-        last: "encoder.ln",
-        is_first_normal: true,
-    },
-    ..BERT
-};
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
@@ -30,6 +15,6 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         positions: Positions::Table,
         epsilon: epsilon(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(2),
-        ..EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?
+        ..EncoderConfig::new(config, "megatron-bert", Heads::read(config)?, feed_forward)?
     })
 }

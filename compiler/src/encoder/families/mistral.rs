@@ -15,7 +15,7 @@ const DEFAULTS: Defaults = Defaults {
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let window = fields::optional_window(config, "sliding_window", 4096)?;
     let [_, span] = decoders::spans(config, &DEFAULTS, window)?;
-    decoders::read(config, &decoders::NAMES, &DEFAULTS, vec![span])
+    decoders::read(config, "llama", &DEFAULTS, vec![span])
 }
 
 /// Ministral 3: queries grow with their position, and there is no window unless the files have one.
@@ -31,5 +31,5 @@ pub fn read_ministral3(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     let rotary = rope::of_ministral3(config, decoders::heads(config, &defaults)?.width)?;
     let [_, span] = decoders::spans_of(config, &rotary, window)?;
-    decoders::read(config, &decoders::NAMES, &defaults, vec![span])
+    decoders::read(config, "llama", &defaults, vec![span])
 }

@@ -1,14 +1,11 @@
 //! MobileBERT: BERT whose layers are narrower inside, with several feed-forward parts each.
 
-use super::{
-    bert::BERT,
-    fields::{epsilon, expect},
-};
+use super::fields::{epsilon, expect};
 use crate::{
     encoder::{
         config::{
             Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, HeadInput, Heads,
-            Names, Positions,
+            Positions,
         },
         details::{Bottleneck, BottleneckLayers},
     },
@@ -20,15 +17,6 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-const NAMES: Names = Names {
-    prefix: "mobilebert.",
-    ..BERT
-};
-/// Without a layer between the first token and the labels.
-const PLAIN: Names = Names {
-    dense: ("", false),
-    ..NAMES
-};
 /// The layer from words, each with its neighbours, to token vectors.
 const WORDS: &str = "embeddings.embedding_transformation";
 /// `eps` in `torch.nn.LayerNorm`, which two normalizations have whatever the config says.
@@ -81,7 +69,11 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         gate: Gate::None,
     };
     let is_activated = config.is_set_or("classifier_activation", true)?;
-    let names = if is_activated { &NAMES } else { &PLAIN };
+    let names = if is_activated {
+        "mobilebert"
+    } else {
+        "mobilebert-plain"
+    };
     let kind: Option<String> = config.get("normalization_type")?;
     let norm = match kind.as_deref() {
         None | Some("no_norm") => NormKind::None,
@@ -134,7 +126,7 @@ pub fn arrange(config: &EncoderConfig, weights: &mut Weights) {
     else {
         return;
     };
-    let Some(found) = weights.find_mut(&format!("{WORDS}.weight"), NAMES.prefix) else {
+    let Some(found) = weights.find_mut(&format!("{WORDS}.weight"), config.names.prefix) else {
         return;
     };
     let width = projection.width;

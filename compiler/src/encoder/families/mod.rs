@@ -93,14 +93,8 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     match config.model_type() {
         JINA_V3 => jina_v3::read(config),
         JINA_V5 => jina_v5::read(config),
-        "bert" => bert::read(config, &bert::BERT_MODEL),
-        "distilbert" => bert::read(config, &bert::DISTILBERT_MODEL),
-        "roberta" | "xlm-roberta" | "camembert" => bert::read(config, &bert::ROBERTA_MODEL),
-        "data2vec-text" => bert::read(config, &bert::DATA2VEC_MODEL),
-        "electra" => bert::read(config, &bert::ELECTRA_MODEL),
-        "ernie" => bert::read(config, &bert::ERNIE_MODEL),
-        "deberta-v2" => bert::read(config, &bert::DEBERTA_MODEL),
-        "mpnet" => bert::read(config, &bert::MPNET_MODEL),
+        "bert" | "camembert" | "data2vec-text" | "deberta-v2" | "distilbert" | "electra"
+        | "ernie" | "mpnet" | "roberta" | "xlm-roberta" => bert::read(config),
         "albert" => albert::read(config),
         "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
@@ -218,7 +212,7 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
         ..
     } = config.names;
     for prefix in [prefix, ""] {
-        let names = [&[*words], *words_aliases].concat();
+        let names = [&[*words], &words_aliases[..]].concat();
         let names: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
         weights.unify(&names)?;
     }
@@ -240,9 +234,9 @@ pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> 
 }
 
 /// Completes a description with properties visible only in the weights.
-pub fn adapt(config: &mut EncoderConfig, weights: &Weights) {
-    jina::adapt(config, weights);
-    jina_v3::adapt(config, weights);
+pub fn adapt(config: &mut EncoderConfig, weights: &Weights) -> Result<()> {
+    jina::adapt(config, weights)?;
+    jina_v3::adapt(config, weights)
 }
 
 /// The family of Jina's own code to which a config with another family's `model_type` belongs, if any.

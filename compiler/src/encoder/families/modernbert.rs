@@ -2,36 +2,11 @@
 
 use super::{fields, rope};
 use crate::{
-    encoder::config::{
-        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span,
-    },
+    encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Span},
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
 use kivu::error::{Error, Result};
-
-const NAMES: Names = Names {
-    prefix: "model.",
-    words: "embeddings.tok_embeddings.weight",
-    words_aliases: &[],
-    embedding_norm: Some("embeddings.norm"),
-    layer: "layers.",
-    projections: &["attn.Wqkv"],
-    query_key_norms: None,
-    attention_output: "attn.Wo",
-    norms: Norms::Before {
-        attention: "attn_norm",
-        feed_forward: "mlp_norm",
-        after: None,
-        last: "final_norm",
-        is_first_normal: false,
-    },
-    up: &["mlp.Wi"],
-    down: "mlp.Wo",
-    dense: ("head.dense", false),
-    dense_norm: Some("head.norm"),
-    labels: "classifier",
-};
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = Heads::read(config)?;
@@ -64,7 +39,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             ties_words: config.is_set_or("tie_word_embeddings", true)?,
             ..Details::default()
         },
-        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+        ..EncoderConfig::new(config, "modernbert", heads, feed_forward)?
     })
 }
 

@@ -1,31 +1,12 @@
 //! NeoBERT, whose class is code in its repository.
 
-use super::{decoders, fields, rope};
+use super::{fields, rope};
 use crate::{
-    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
+    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Span},
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
 use kivu::error::Result;
-
-const NAMES: Names = Names {
-    words: "encoder.weight",
-    layer: "transformer_encoder.",
-    projections: &["qkv"],
-    attention_output: "wo",
-    norms: Norms::Before {
-        attention: "attention_norm",
-        feed_forward: "ffn_norm",
-        after: None,
-        last: "layer_norm",
-        is_first_normal: true,
-    },
-    up: &["ffn.w12"],
-    down: "ffn.w3",
-    dense: ("dense", false),
-    labels: "classifier",
-    ..decoders::NAMES
-};
 
 /// The rotations' base, which the code does not let files choose.
 const BASE: f64 = 10_000.0;
@@ -48,13 +29,13 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             rotary: Some(rope::rotary(heads.width, 1.0, BASE, Scaling::None)?),
         }],
         biases: Biases::NONE,
-        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+        ..EncoderConfig::new(config, "neobert", heads, feed_forward)?
     })
 }
 
 /// Reorders the rows of queries, keys and values: files interleave them by head, and rotate neighbouring values.
 pub fn arrange(config: &EncoderConfig, weights: &mut Weights) {
-    if config.names.projections != NAMES.projections {
+    if !config.names.is("neobert") {
         return;
     }
     let Heads { queries, width, .. } = config.heads;
@@ -63,9 +44,9 @@ pub fn arrange(config: &EncoderConfig, weights: &mut Weights) {
     for layer in 0..config.layers {
         let name = format!(
             "{}.weight",
-            config.name_in_layer(layer, NAMES.projections[0])
+            config.name_in_layer(layer, config.names.projections[0])
         );
-        let Some(found) = weights.find_mut(&name, NAMES.prefix) else {
+        let Some(found) = weights.find_mut(&name, config.names.prefix) else {
             continue;
         };
         let columns = found.shape.get(1).copied().unwrap_or(1).max(1);

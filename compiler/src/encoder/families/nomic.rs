@@ -5,40 +5,13 @@ use serde::de::DeserializeOwned;
 use super::{fields::expect, rope};
 use crate::{
     encoder::config::{
-        Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Names, Norms, Span,
-        WORDS,
+        Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Span,
     },
     files::{config::ConfigFile, model_folder::ModelFolder},
     onnx::layers::{Activation, AttentionWindow, ExpertKind, Scaling},
     tokenizers::tokenizer_config::{read_newer_tokenizer, read_tokenizer},
 };
 use kivu::error::{Error, Result};
-
-pub const NAMES: Names = Names {
-    prefix: "bert.",
-    words: WORDS,
-    words_aliases: &[],
-    embedding_norm: Some("emb_ln"),
-    layer: "encoder.layers.",
-    projections: &["attn.Wqkv"],
-    query_key_norms: None,
-    attention_output: "attn.out_proj",
-    norms: Norms::After {
-        attention: &["norm1"],
-        output: "norm2",
-    },
-    up: &["mlp.fc11", "mlp.fc12"],
-    down: "mlp.fc2",
-    dense: ("pooler.dense", true),
-    dense_norm: None,
-    labels: "classifier",
-};
-
-/// Without a gate.
-const PLAIN: Names = Names {
-    up: &["mlp.fc1"],
-    ..NAMES
-};
 
 /// Far above published models'.
 const MAX_EXPERTS: usize = 256;
@@ -77,7 +50,11 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         activation,
         gate,
     };
-    let names = if gate == Gate::None { &PLAIN } else { &NAMES };
+    let names = if gate == Gate::None {
+        "nomic-plain"
+    } else {
+        "nomic"
+    };
     let shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     Ok(EncoderConfig {
         details: Details {

@@ -65,7 +65,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         activation: Activation::Swish,
         gate: Gate::First,
     };
-    let mut shared = EncoderConfig::new(config, &decoders::NAMES, heads, feed_forward)?;
+    let mut shared = EncoderConfig::new(config, "llama", heads, feed_forward)?;
     let tagged = |category| ["B", "I", "E", "S"].map(|tag| format!("{tag}-{category}"));
     let labels = CATEGORIES.into_iter().flat_map(tagged);
     let labels: Vec<String> = std::iter::once("O".to_owned()).chain(labels).collect();

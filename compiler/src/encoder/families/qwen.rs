@@ -6,19 +6,11 @@ use super::{
     fields,
 };
 use crate::{
-    encoder::config::{
-        Biases, Details, EncoderConfig, Head, HeadKind, Names, OutputProjection, Span,
-    },
+    encoder::config::{Biases, Details, EncoderConfig, Head, HeadKind, OutputProjection, Span},
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::AttentionWindow,
 };
 use kivu::error::{Error, Result};
-
-/// Qwen3's weight names.
-const QWEN3: Names = Names {
-    query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
-    ..decoders::NAMES
-};
 
 const DEFAULTS: Defaults = Defaults {
     key_heads: Some(32),
@@ -39,12 +31,7 @@ pub const LISTWISE: &str = "JinaForRanking";
 const MAX_WINDOW_LAYERS: usize = 28;
 
 pub fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
-    let shared = decoders::read(
-        config,
-        &decoders::NAMES,
-        &DEFAULTS,
-        spans(config, &DEFAULTS)?,
-    )?;
+    let shared = decoders::read(config, "llama", &DEFAULTS, spans(config, &DEFAULTS)?)?;
     Ok(EncoderConfig {
         biases: Biases {
             projections: true,
@@ -147,7 +134,7 @@ fn read_layers(config: &ConfigFile) -> Result<EncoderConfig> {
         head_width: Some(128),
         ..DEFAULTS
     };
-    let shared = decoders::read(config, &QWEN3, &defaults, spans(config, &defaults)?)?;
+    let shared = decoders::read(config, "qwen3", &defaults, spans(config, &defaults)?)?;
     Ok(EncoderConfig {
         biases: decoders::attention_biases(config)?,
         details: Details {

@@ -1,24 +1,17 @@
 //! RoFormer: BERT with rotary positions, in pairs of neighbouring values, in place of a table.
 
 use super::{
-    bert::ROBERTA,
     fields::{epsilon, expect},
     rope,
 };
 use crate::{
     encoder::config::{
-        Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names,
-        Span,
+        Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Span,
     },
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{AttentionWindow, Scaling},
 };
 use kivu::error::{Error, Result};
-
-const NAMES: Names = Names {
-    prefix: "roformer.",
-    ..ROBERTA
-};
 
 /// The rotations' base, which no file names.
 const BASE: f64 = 10_000.0;
@@ -30,7 +23,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "rotary_value", &false)?;
     let feed_forward = FeedForward::read(config, Gate::None)?;
     let heads = Heads::read(config)?;
-    let shared = EncoderConfig::new(config, &NAMES, heads, feed_forward)?;
+    let shared = EncoderConfig::new(config, "roformer", heads, feed_forward)?;
     let hidden = shared.encoder_limits.hidden;
     let width = config.get_size("embedding_size")?.unwrap_or(hidden);
     Ok(EncoderConfig {
@@ -60,10 +53,10 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 pub fn check_table(config: &EncoderConfig, weights: &mut Weights) -> Result<()> {
     /// The rounding of `f32`.
     const TOLERANCE: f64 = 1e-6;
-    if config.names.prefix != NAMES.prefix {
+    if !config.names.is("roformer") {
         return Ok(());
     }
-    let names = [TABLE.to_owned(), format!("{}{TABLE}", NAMES.prefix)];
+    let names = [TABLE.to_owned(), format!("{}{TABLE}", config.names.prefix)];
     for name in names {
         if !weights.has(&name) {
             continue;

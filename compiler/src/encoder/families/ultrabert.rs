@@ -7,19 +7,14 @@ use super::{
     rope::Rope,
 };
 use crate::{
-    encoder::config::{Details, EncoderConfig, HeadInput, Names},
+    encoder::config::{Details, EncoderConfig, HeadInput},
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::Activation,
 };
 use kivu::error::Result;
 
-const NAMES: Names = Names {
-    labels: "classifier",
-    ..decoders::NAMES
-};
-
 /// Prefixes in files, and those in the class.
-const PREFIXES: [[&str; 2]; 2] = [["ultrabert.", NAMES.prefix], ["cls.", "head.decoder."]];
+const PREFIXES: [[&str; 2]; 2] = [["ultrabert.", "model."], ["cls.", "head.decoder."]];
 
 /// Rotary base of an entry that has none.
 const BASE: f64 = 10_000.0;
@@ -27,7 +22,7 @@ const BASE: f64 = 10_000.0;
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let defaults = Defaults::LLAMA;
     let spans = kinds(config, &defaults)?.spans(config)?;
-    let shared = decoders::read(config, &NAMES, &defaults, spans)?;
+    let shared = decoders::read(config, "ultrabert", &defaults, spans)?;
     let width = config.get_size("prediction_head_size")?.unwrap_or(768);
     Ok(EncoderConfig {
         biases: llama::biases(config)?,

@@ -52,7 +52,7 @@ pub fn open_gliclass(plan: &Plan) -> Result<OpenedModel<'static>> {
     let config = ConfigFile::open(folder)?;
     check(&config)?;
     let mut encoder = encoder(&config, folder)?;
-    let weights = weights_of(&mut encoder, Weights::open(folder)?, PREFIX);
+    let weights = weights_of(&mut encoder, Weights::open(folder)?, PREFIX)?;
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
     let settings = settings(&config, folder, &encoder)?;
     let marker = {

@@ -97,7 +97,7 @@ pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
         }
     };
     families::arrange(&mut encoder, &mut weights)?;
-    let weights = weights_of(&mut encoder, weights, PREFIX);
+    let weights = weights_of(&mut encoder, weights, PREFIX)?;
     let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
     let (labels, label_settings) = labels.unzip();
     let settings = ZeroShotEntitiesSettings {

@@ -67,7 +67,7 @@ pub fn open_gliner2(plan: &Plan) -> Result<OpenedModel<'static>> {
             .iter()
             .for_each(|head| drop(weights.split_off(head)));
     }
-    let weights = weights_of(&mut encoder, weights, PREFIX);
+    let weights = weights_of(&mut encoder, weights, PREFIX)?;
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
     let max_tokens = max_tokens(folder, &encoder.encoder_limits)?;
     let longest = max_width(&config)?;

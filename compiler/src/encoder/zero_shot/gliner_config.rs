@@ -92,12 +92,12 @@ pub fn encoder_of(file: &ConfigFile, folder: &ModelFolder, model: &str) -> Resul
 }
 
 /// The weights of an encoder, whose names have a prefix. Tokens were added to its vocabulary.
-pub fn weights_of(encoder: &mut EncoderConfig, weights: Weights, prefix: &str) -> Weights {
+pub fn weights_of(encoder: &mut EncoderConfig, weights: Weights, prefix: &str) -> Result<Weights> {
     let words = encoder.names.words;
     let weights = weights.with_prefix(prefix, words);
     let table = weights.tensors.get(&format!("{prefix}{words}"));
     let rows = table.and_then(|table| table.shape.first().copied());
     encoder.vocabulary = rows.unwrap_or(encoder.vocabulary);
-    families::adapt(encoder, &weights);
-    weights
+    families::adapt(encoder, &weights)?;
+    Ok(weights)
 }

@@ -45,7 +45,7 @@ pub fn open(
     let weights = weights
         .split_off(ALL)
         .with_prefix(PREFIX, encoder.names.words);
-    families::adapt(&mut encoder, &weights);
+    families::adapt(&mut encoder, &weights)?;
     let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
     within_types(&tokenizer, encoder.types, false)?;
     if let Positions::TableAfter { padding } = encoder.positions {
