@@ -16,6 +16,7 @@ struct Class {
     is_for_texts: bool,
     keys: String,
     returns_types: bool,
+    tokens: Vec<String>,
     made: Option<Made>,
 }
 
@@ -38,6 +39,7 @@ impl Default for Class {
             is_for_texts: false,
             keys: "tokenizer.other".to_owned(),
             returns_types: true,
+            tokens: Vec::new(),
             made: None,
         }
     }
@@ -87,6 +89,23 @@ pub fn is_known(class: &str, model_type: &str) -> bool {
 /// Whether a class returns token types, which distinguish the texts in a pair.
 pub fn returns_types(class: &str) -> bool {
     CLASSES.get(class).is_none_or(|class| class.returns_types)
+}
+
+/// Special tokens that a class has if no file names them, with their keys.
+pub fn special_tokens(class: &str) -> impl Iterator<Item = (&str, &str)> {
+    const KEYS: [&str; 6] = [
+        "cls_token",
+        "sep_token",
+        "unk_token",
+        "pad_token",
+        "mask_token",
+        "eos_token",
+    ];
+    let tokens = CLASSES
+        .get(class)
+        .into_iter()
+        .flat_map(|class| &class.tokens);
+    KEYS.into_iter().zip(tokens.map(String::as_str))
 }
 
 /// Whether a tokenizer is what version 5 of `transformers`, which makes those of this class from their vocabularies, makes of

@@ -374,9 +374,7 @@ fn add_special_tokens(
         return Ok(());
     };
     let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
-    let defaults = default_tokens(class)
-        .into_iter()
-        .filter(|(key, _)| !has_key(key));
+    let defaults = classes::special_tokens(class).filter(|(key, _)| !has_key(key));
     for (key, token) in sources
         .iter()
         .flat_map(|file| special_tokens(file.fields()))
@@ -482,10 +480,8 @@ pub fn special_token(folder: &ModelFolder, key: &str) -> Result<Option<String>> 
         return Ok(content(value).map(str::to_owned));
     }
     let class = class(folder)?;
-    let defaults = default_tokens(class.trim_end_matches("Fast"));
-    Ok(defaults
-        .into_iter()
-        .find_map(|(found, token)| (found == key).then(|| token.to_owned())))
+    let mut defaults = classes::special_tokens(class.trim_end_matches("Fast"));
+    Ok(defaults.find_map(|(found, token)| (found == key).then(|| token.to_owned())))
 }
 
 /// Whether the files in `folder` name `token`, and no other, as the special token of `key`.
@@ -494,37 +490,6 @@ pub fn names_special_token(folder: &ModelFolder, key: &str, token: &str) -> Resu
     let values = files.iter().filter_map(|file| file.fields().get(key));
     let tokens: Vec<Option<&str>> = values.map(content).collect();
     Ok(!tokens.is_empty() && tokens.iter().all(|found| *found == Some(token)))
-}
-
-/// Special tokens of a class that settings do not name, with their keys.
-fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
-    const KEYS: [&str; 6] = [
-        "cls_token",
-        "sep_token",
-        UNKNOWN,
-        "pad_token",
-        "mask_token",
-        "eos_token",
-    ];
-    let tokens = match class {
-        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" => {
-            ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]", ""]
-        }
-        DEBERTA | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]", "[SEP]"],
-        "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]", "[SEP]"],
-        MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>", "</s>"],
-        "BartTokenizer"
-        | "BarthezTokenizer"
-        | "CamembertTokenizer"
-        | "RobertaTokenizer"
-        | "XLMRobertaTokenizer" => ["<s>", "</s>", "<unk>", "<pad>", "<mask>", "</s>"],
-        "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>", "</s>"],
-        _ => [""; 6],
-    };
-    KEYS.into_iter()
-        .zip(tokens)
-        .filter(|(_, token)| !token.is_empty())
-        .collect()
 }
 
 /// Special tokens named by settings, with their keys.
