@@ -1,60 +1,27 @@
 //! Weights in files that Kivu does not read, for messages.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path, sync::LazyLock};
+
+use serde::Deserialize;
 
 use super::{io as files, weights};
 use crate::export;
 use kivu::error::{Message, quoted};
 
-/// Name endings, whose files they are, and what to do with them.
-const KINDS: [(&[&str], &str, &str); 8] = [
-    (
-        &[".gguf", ".ggml"],
-        "weights of llama.cpp",
-        "use the repository that they were converted from",
-    ),
-    (
-        &[".h5"],
-        "weights of TensorFlow",
-        "convert them with `from_tf=True` and `save_pretrained` of `transformers` 4",
-    ),
-    (
-        &[".msgpack"],
-        "weights of Flax",
-        "convert them with `from_flax=True` and `save_pretrained` of `transformers` 4",
-    ),
-    (
-        &[".ot"],
-        "weights of rust-bert",
-        "use the model that they were converted from",
-    ),
-    (
-        &[
-            ".tflite",
-            ".mlmodel",
-            "openvino_model.bin",
-            "openvino_model.xml",
-        ],
-        "a graph for another runtime",
-        "use the model that it was exported from",
-    ),
-    (
-        &[".onnx"],
-        "graphs in other precisions",
-        "Kivu reads `model.onnx` and `model_quantized.onnx`, which `optimum-cli export onnx` \
-         writes in fp32",
-    ),
-    (
-        &[".safetensors"],
-        "safetensors under another name",
-        "Kivu reads `model.safetensors`, or shards that `model.safetensors.index.json` lists",
-    ),
-    (
-        &[".pt", ".pth", ".ckpt", ".bin"],
-        "a checkpoint under another name",
-        "save the model with `save_pretrained`",
-    ),
-];
+/// A kind of weights: `other-weights.toml` has all, in the order in which they are looked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kind {
+    /// Name endings.
+    endings: Vec<String>,
+    /// Whose files they are.
+    description: String,
+    /// What to do with them.
+    hint: String,
+}
+
+static KINDS: LazyLock<BTreeMap<String, Vec<Kind>>> =
+    LazyLock::new(|| toml::from_str(include_str!("other-weights.toml")).unwrap_or_default());
 
 /// The description of a folder without weights.
 pub const NONE: &str = "none";
@@ -74,8 +41,8 @@ pub fn describe<'a>(paths: &(impl Iterator<Item = &'a str> + Clone)) -> Message 
         let is_read = weights::LAYOUTS.contains(&name) || export::is_graph(path);
         !is_read && !OF_TRAINING.iter().any(|start| name.starts_with(start))
     };
-    for (endings, kind, hint) in KINDS {
-        let is_of_kind = |path: &&str| endings.iter().any(|ending| path.ends_with(ending));
+    for kind in KINDS.values().flatten() {
+        let is_of_kind = |path: &&str| kind.endings.iter().any(|ending| path.ends_with(ending));
         let found: Vec<&str> = paths
             .clone()
             .filter(is_weights)
@@ -83,7 +50,8 @@ pub fn describe<'a>(paths: &(impl Iterator<Item = &'a str> + Clone)) -> Message 
             .take(3)
             .collect();
         if !found.is_empty() {
-            return Message::new(format!("only {}: {kind}", quoted(&found))).with_hint(hint);
+            let message = format!("only {}: {}", quoted(&found), kind.description);
+            return Message::new(message).with_hint(&kind.hint);
         }
     }
     Message::new(NONE)

@@ -20,6 +20,7 @@ mod mobilebert;
 mod modernbert;
 mod neobert;
 mod nomic;
+mod not_built;
 mod prelayernorm;
 mod privacy_filter;
 mod qwen;
@@ -36,6 +37,7 @@ pub use self::embedding_gemma2::{
 };
 pub use self::jina_v3::JINA_V3;
 pub use self::jina_v5::{CLASS as JINA_V5_CLASS, JINA_V5};
+pub use self::not_built::alternative;
 pub use self::qwen::LISTWISE;
 use super::config::{EncoderConfig, Names};
 use crate::{
@@ -48,24 +50,6 @@ use crate::{
     },
 };
 use kivu::error::{Error, Result, quoted};
-
-/// Unsupported features that published models need, by `model_type`: see "Models that are not built" in `docs/design.md`.
-const NOT_BUILT: [(&str, &str); 7] = [
-    ("bidirlm", OWN_CODE),
-    ("hunyuan_v1_dense", TRANSLATING_DECODER),
-    ("hunyuan_v1_moe", TRANSLATING_DECODER),
-    // TranslateGemma. The text model alone, `gemma3_text`, is an encoder.
-    ("gemma3", TRANSLATING_DECODER),
-    ("lfm2_bidirectional", OTHER_LFM2),
-    ("lfm2_moe", OTHER_LFM2),
-    ("longformer", GLOBAL_TOKENS),
-];
-const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, mBART, \
-                                   MADLAD-400, Marian and Bergamot";
-const OTHER_LFM2: &str = "among LFM2's models, Kivu runs those without experts (`lfm2`)";
-const OWN_CODE: &str = "Kivu does not know what the model's own code computes; among such models, it runs pplx-embed-v1 and \
-                        voyage-4-nano";
-const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
 pub fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
@@ -129,47 +113,6 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             quoted(&Family::names().collect::<Vec<_>>())
         ))
         .with_hint(alternative(config))),
-    }
-}
-
-/// Why a known model is not built, or what to do with another unsupported model.
-pub fn alternative(config: &ConfigFile) -> &'static str {
-    const DECODERS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
-    const MEDIA: [&str; 7] = [
-        "Image",
-        "Vision",
-        "Video",
-        "ObjectDetection",
-        "Audio",
-        "Speech",
-        "CTC",
-    ];
-    /// Keys of encoders for images and sound.
-    const MEDIA_KEYS: [&str; 7] = [
-        "audio_config",
-        "conv_stride",
-        "image_size",
-        "num_channels",
-        "num_mel_bins",
-        "patch_size",
-        "vision_config",
-    ];
-    let architecture = config.architecture();
-    if let Some((_, reason)) = NOT_BUILT
-        .iter()
-        .find(|(model_type, _)| *model_type == config.model_type())
-    {
-        reason
-    } else if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
-        "Kivu does not run decoders that generate texts"
-    } else if MEDIA.iter().any(|word| architecture.contains(word))
-        || MEDIA_KEYS
-            .iter()
-            .any(|key| config.fields().contains_key(*key))
-    {
-        "Kivu runs models for texts only"
-    } else {
-        "export other encoders with `optimum-cli export onnx`"
     }
 }
 
