@@ -1,6 +1,6 @@
 //! Heads for decoder families, which read the last token's vector: label scores, and `yes` and `no` logits.
 
-use super::pair_templates::{INSTRUCTION, JUDGE, KnownTemplate, QWEN3_RERANKER};
+use super::pair_templates::KnownTemplate;
 use crate::encoder::{
     config::{EncoderConfig, HeadKind, Span},
     heads::{logit_matrix, tie_words},
@@ -32,9 +32,13 @@ const OUTPUT_MATRIX: &str = "lm_head.weight";
 /// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
 
-/// Parts of the template on single lines.
+/// Default instruction by Qwen3-Reranker's authors.
+const INSTRUCTION: &str =
+    "Given a web search query, retrieve relevant passages that answer the query";
+
+/// Parts of Qwen3-Reranker's template on single lines.
 const PARTS: [&str; 7] = [
-    JUDGE,
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided",
     "Note that the answer can only be",
     INSTRUCTION,
     "<Instruct>: ",
@@ -66,7 +70,7 @@ pub fn head(
                 labels,
                 function,
                 max_tokens,
-                template: known.map(KnownTemplate::pair_template),
+                template: known.map(|known| known.template.clone()),
                 query_prompt,
                 padding: None,
                 identifies_languages: false,
@@ -146,10 +150,10 @@ fn check_parts(known: &KnownTemplate, tokenizer: &[u8]) -> Result<()> {
         first,
         suffix,
         ..
-    } = known.pair_template();
+    } = &known.template;
     let tokenizer = Tokenizer::from_json(tokenizer)?;
-    let (parts, mut joined) = ([prefix, first, suffix], Vec::new());
-    for part in &parts {
+    let (parts, mut joined) = ([prefix, first, suffix].map(String::as_str), Vec::new());
+    for part in parts {
         joined.extend(tokenizer.ids(part)?);
     }
     match tokenizer.ids(&parts.concat())? == joined {
@@ -207,7 +211,7 @@ fn tokens(
 ) -> Result<Option<Answer>> {
     if let Some([yes, no]) = logit_score(&plan.folder, &PARTS)? {
         check_logits(file)?;
-        return Ok(Some((&QWEN3_RERANKER, yes, Some(no))));
+        return Ok(Some((KnownTemplate::qwen3_reranker()?, yes, Some(no))));
     }
     let architecture = &config.encoder_limits.architecture;
     // Without a class, it is the model type. A generator's body has a prefix.
@@ -221,7 +225,9 @@ fn tokens(
         plan.task.or_else(|| pipeline_tag(&plan.folder)) == Some(Task::TextRanking);
     let known = match KnownTemplate::of(plan, file)? {
         Some(known) if matches!(plan.task, None | Some(Task::TextRanking)) => known,
-        None if asks_for_ranking && QWEN3.contains(&architecture.as_str()) => &QWEN3_RERANKER,
+        None if asks_for_ranking && QWEN3.contains(&architecture.as_str()) => {
+            KnownTemplate::qwen3_reranker()?
+        }
         None if asks_for_ranking => {
             return Err(Error::model(format!(
                 "expected a ranker with a known template, or a CrossEncoder of sentence-transformers with a `LogitScore` \
@@ -252,7 +258,7 @@ fn tokens(
             "expected `{word}` to be a single token, but found several"
         ))),
     };
-    if let Some(begin) = known.begin {
+    if let Some(begin) = &known.begin {
         token(begin)?;
         let names = |key| names_special_token(&plan.transformer()?, key, begin);
         if !names("bos_token")? || names("pad_token")? {
@@ -262,6 +268,26 @@ fn tokens(
             )));
         }
     }
-    let (better, other) = known.tokens;
-    Ok(Some((known, token(better)?, other.map(token).transpose()?)))
+    let (better, other) = &known.tokens;
+    let other = other.as_deref().map(token).transpose()?;
+    Ok(Some((known, token(better)?, other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_in_the_template() {
+        let PairTemplate {
+            prefix,
+            first,
+            second,
+            suffix,
+            ..
+        } = &KnownTemplate::qwen3_reranker().unwrap().template;
+        let template = format!("{prefix}{first}{second}{suffix}");
+        assert!(PARTS.iter().all(|part| template.contains(part)));
+        assert_eq!(KnownTemplate::names().matches(',').count(), 2);
+    }
 }
