@@ -34,14 +34,7 @@ const OWN_PIECES: &str = "spiece.model";
 /// The end token's id in families with shifted ids.
 const END_ID: i64 = 2;
 /// mBART-50's languages; their tokens follow the pieces in this order. mBART has a prefix of this list.
-const MBART_LANGUAGES: [&str; 52] = [
-    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN",
-    "it_IT", "ja_XX", "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO",
-    "ru_RU", "si_LK", "tr_TR", "vi_VN", "zh_CN", "af_ZA", "az_AZ", "bn_IN", "fa_IR", "he_IL",
-    "hr_HR", "id_ID", "ka_GE", "km_KH", "mk_MK", "ml_IN", "mn_MN", "mr_IN", "pl_PL", "ps_AF",
-    "pt_XX", "sv_SE", "sw_KE", "ta_IN", "te_IN", "th_TH", "tl_XX", "uk_UA", "ur_PK", "xh_ZA",
-    "gl_ES", "sl_SI",
-];
+const MBART_LANGUAGES: &str = include_str!("languages/mbart.txt");
 const FIRST_MBART_LANGUAGES: usize = 25;
 /// Default language for mBART texts.
 const MBART_LANGUAGE: &str = "en_XX";
@@ -120,9 +113,10 @@ pub fn mbart(
     let config = Config::open_multilingual(folder)?;
     let class = config.tokenizer_class.as_deref().or(class);
     let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
+    let all: Vec<_> = MBART_LANGUAGES.split_whitespace().collect();
     let names = match is_mbart50 {
-        true => &MBART_LANGUAGES[..],
-        false => &MBART_LANGUAGES[..FIRST_MBART_LANGUAGES],
+        true => &all[..],
+        false => &all[..FIRST_MBART_LANGUAGES],
     };
     let translates = task == Task::Translation;
     let (mut source, tokens) = with_tokens(folder, |pieces| {
@@ -131,7 +125,7 @@ pub fn mbart(
     let end = config.end(&tokens)?;
     let tokens = tokens
         .into_iter()
-        .filter(|(token, _)| MBART_LANGUAGES.contains(&token.as_str()));
+        .filter(|(token, _)| all.contains(&token.as_str()));
     let codes: BTreeMap<String, i64> = tokens.map(|(token, id)| (token, i64::from(id))).collect();
     config.check_special(codes.keys())?;
     // The token positions that each model was trained with.

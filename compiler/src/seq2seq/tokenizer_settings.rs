@@ -42,10 +42,7 @@ const SHIFT: u32 = 1;
 /// NLLB's first ids.
 const NLLB_SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 /// M2M100's languages; their tokens follow the pieces in this order.
-const M2M100_LANGUAGES: &str = "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha \
-                                he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my \
-                                ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi \
-                                wo xh yi yo zh zu";
+const M2M100_LANGUAGES: &str = include_str!("languages/m2m100.txt");
 /// The same in WMT21's models.
 const WMT21_LANGUAGES: &str = "en ha is ja cs ru zh de";
 
@@ -202,7 +199,7 @@ impl Config {
             }
         };
         let next = ids.len() as u32;
-        let languages = codes.split(' ').map(|code| format!("__{code}__"));
+        let languages = codes.split_whitespace().map(|code| format!("__{code}__"));
         let languages: Vec<String> = languages.collect();
         let mut languages = numbered(languages.iter().map(String::as_str), next);
         let is_known = |token: &str| {
