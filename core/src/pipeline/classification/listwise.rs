@@ -18,10 +18,7 @@ use kivu_text::{Encoding, Tokenizer, Truncation, reach};
 /// The tokens after the query and after each text.
 pub const MARKERS: [&str; 2] = ["<|rerank_token|>", "<|embed_token|>"];
 
-const BEFORE: &str = "<|im_start|>system\nYou are a search relevance expert who can determine a ranking of the passages based \
-on how relevant they are to the query. If the query is a question, how relevant a passage is depends on how well it answers \
-the question. If not, try to analyze the intent of the query and assess how well each passage satisfies the intent. If an \
-instruction is provided, you should follow the instruction when determining the ranking.<|im_end|>\n<|im_start|>user\n";
+const BEFORE: &str = include_str!("listwise-prompt.txt");
 const AFTER: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
 /// Settings of a model that reads a query and all texts in one prompt.

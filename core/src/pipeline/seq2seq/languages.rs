@@ -8,48 +8,18 @@ use super::settings::Languages;
 use kivu_base::error::{Error, Result, quoted};
 
 /// ISO 639 macrolanguages, and the individual language that a model has for them: NLLB has only individual languages.
-const INDIVIDUAL: [(&str, &str); 24] = [
-    ("ara", "arb"),
-    ("aym", "ayr"),
-    ("aze", "azj"),
-    ("din", "dik"),
-    ("fas", "pes"),
-    ("ful", "fuv"),
-    ("kau", "knc"),
-    ("kur", "kmr"),
-    ("lav", "lvs"),
-    ("mlg", "plt"),
-    ("mon", "khk"),
-    ("msa", "zsm"),
-    ("nep", "npi"),
-    ("nor", "nob"),
-    ("ori", "ory"),
-    ("orm", "gaz"),
-    ("pus", "pbt"),
-    ("que", "quy"),
-    ("sqi", "als"),
-    ("srd", "sro"),
-    ("swa", "swh"),
-    ("uzb", "uzn"),
-    ("yid", "ydd"),
-    ("zho", "cmn"),
-];
+const INDIVIDUAL: &str = include_str!("macrolanguages.txt");
 /// Common English names that ISO 639 spells differently.
-const ENGLISH_NAMES: [(&str, &str); 9] = [
-    ("arabic", "ara"),
-    ("greek", "ell"),
-    ("farsi", "fas"),
-    ("kurdish", "kur"),
-    ("malay", "msa"),
-    ("mandarin", "cmn"),
-    ("nepali", "nep"),
-    ("norwegian", "nor"),
-    ("swahili", "swa"),
-];
+const ENGLISH_NAMES: &str = include_str!("language-names.txt");
 /// Longer names are unknown.
 const MAX_NAME_BYTES: usize = 256;
 /// Minimum similarity for a suggested name.
 const MIN_SIMILARITY: f64 = 0.7;
+
+/// Rows of two words.
+fn pairs(table: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    table.lines().filter_map(|row| row.split_once(' '))
+}
 
 /// Source or target languages, by all their names.
 #[derive(Clone, Debug, Default)]
@@ -129,11 +99,7 @@ impl LanguageNames {
     /// Codes for the same language as another code, as `pt` for `pt-BR`.
     fn of_same_language(&self, name: &str) -> Option<&BTreeSet<String>> {
         let code = language(name)?.to_639_3();
-        let individual = || {
-            INDIVIDUAL
-                .iter()
-                .find(|(macrolanguage, _)| *macrolanguage == code)
-        };
+        let individual = || pairs(INDIVIDUAL).find(|(macrolanguage, _)| *macrolanguage == code);
         self.names
             .get(code)
             .or_else(|| self.names.get(individual()?.1))
@@ -190,19 +156,16 @@ fn names_of(code: &str) -> BTreeSet<String> {
     let Some(language) = language(code) else {
         return names;
     };
-    let macrolanguages = INDIVIDUAL
-        .iter()
-        .filter(|(_, individual)| *individual == language.to_639_3());
+    let macrolanguages =
+        pairs(INDIVIDUAL).filter(|(_, individual)| *individual == language.to_639_3());
     let macrolanguages = macrolanguages.filter_map(|(code, _)| Language::from_639_3(code));
     for language in std::iter::once(language).chain(macrolanguages) {
         names.insert(language.to_639_3().to_owned());
         names.extend(language.to_639_1().map(str::to_owned));
         // Without additions as in "Modern Greek (1453-)".
         names.extend(language.to_name().split(" (").next().map(str::to_owned));
-        let english = ENGLISH_NAMES
-            .iter()
-            .filter(|(_, code)| *code == language.to_639_3());
-        names.extend(english.map(|(name, _)| (*name).to_owned()));
+        let english = pairs(ENGLISH_NAMES).filter(|(_, code)| *code == language.to_639_3());
+        names.extend(english.map(|(name, _)| name.to_owned()));
     }
     names
 }
@@ -225,11 +188,7 @@ fn language(name: &str) -> Option<Language> {
         3 => Language::from_639_3(&first),
         _ => None,
     };
-    let english = || {
-        ENGLISH_NAMES
-            .iter()
-            .find(|(english, _)| *english == name.to_lowercase())
-    };
+    let english = || pairs(ENGLISH_NAMES).find(|(english, _)| *english == name.to_lowercase());
     by_code.or_else(|| Language::from_639_3(english()?.1))
 }
 
@@ -271,9 +230,8 @@ impl ListedLanguage {
                 name: code.to_owned(),
             };
         };
-        let individual = INDIVIDUAL
-            .iter()
-            .find(|(_, individual)| *individual == language.to_639_3());
+        let individual =
+            pairs(INDIVIDUAL).find(|(_, individual)| *individual == language.to_639_3());
         let listed = individual
             .and_then(|(code, _)| Language::from_639_3(code))
             .unwrap_or(language);

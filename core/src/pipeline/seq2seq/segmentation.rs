@@ -4,13 +4,7 @@ use unicode_segmentation::UnicodeSegmentation;
 
 /// Abbreviations from several languages, in lower case, that do not end a sentence: a missed end costs less than
 /// a sentence cut in two.
-const ABBREVIATIONS: [&str; 60] = [
-    "adj", "adm", "apt", "art", "ave", "bspw", "bzw", "ca", "cap", "capt", "cf", "cit", "co",
-    "col", "dept", "dr", "dra", "ed", "eds", "eg", "e.g", "etc", "ex", "exa", "exmo", "fig", "gen",
-    "gov", "hon", "ie", "i.e", "inc", "jr", "lt", "ltd", "mlle", "mm", "mme", "mr", "mrs", "ms",
-    "mt", "no", "nr", "núm", "op", "pag", "pág", "prof", "profa", "rev", "sgt", "sr", "sra",
-    "srta", "st", "tel", "usw", "vol", "vs",
-];
+const ABBREVIATIONS: &str = include_str!("abbreviations.txt");
 
 /// A part of a text: a sentence or white space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +90,9 @@ fn continues(sentence: &str, next: &str) -> bool {
     let is_initials = word.contains('.') && word.split('.').all(is_letter);
     let is_number =
         is_alone && !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit());
-    is_initial || is_initials || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
+    let word = word.to_lowercase();
+    let is_abbreviation = ABBREVIATIONS.split_whitespace().any(|known| known == word);
+    is_initial || is_initials || is_number || is_abbreviation
 }
 
 /// Whether a full stop or another mark is a part of a word, such as of a web address.
