@@ -37,7 +37,6 @@ use kivu::{
 /// The routes.
 pub const BEDROCK: Api = Api {
     name: "Amazon Bedrock",
-    description: "Embeddings and ranking with the AWS SDKs, in the formats of Titan and Cohere models.",
     dialect: Dialect::Bedrock,
     prefix: Some("/model/"),
     routes: &[

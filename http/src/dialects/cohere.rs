@@ -30,7 +30,6 @@ use kivu::{
 /// The routes.
 pub const COHERE: Api = Api {
     name: "Cohere",
-    description: "Embeddings and ranking in Cohere's API.",
     dialect: Dialect::Cohere,
     prefix: None,
     routes: &[

@@ -8,7 +8,6 @@ use crate::{
 
 pub const GLINER2: Api = Api {
     name: "GLiNER2",
-    description: "Extraction by a schema.",
     dialect: Dialect::Jina,
     prefix: None,
     routes: &[post!("/gliner-2", "extract", extraction::extract)

@@ -11,7 +11,6 @@ use crate::{
 
 pub const HUB: Api = Api {
     name: "model hub",
-    description: "Every task in the model hub's inference API.",
     dialect: Dialect::Tei,
     prefix: Some("/models/"),
     routes: &[

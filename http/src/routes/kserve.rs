@@ -13,7 +13,6 @@ use crate::{
 
 pub const KSERVE: Api = Api {
     name: "KServe v2",
-    description: "Metadata, readiness and tensor inference, for Triton clients.",
     dialect: Dialect::KServe,
     prefix: Some("/v2/"),
     routes: &[

@@ -25,7 +25,7 @@ use super::{
 use kivu::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: &[Api] = &[
+pub static APIS: &[Api] = &[
     tei::TEI,
     openai::OPENAI,
     hub::HUB,
@@ -45,7 +45,6 @@ static APIS: &[Api] = &[
 
 const SERVER: Api = Api {
     name: "server",
-    description: "Models, health and metrics.",
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[

@@ -14,7 +14,6 @@ use crate::{
 
 pub const OLLAMA: Api = Api {
     name: "Ollama",
-    description: "Embeddings and models in Ollama's API.",
     dialect: Dialect::Tei,
     prefix: Some("/api/"),
     routes: &[

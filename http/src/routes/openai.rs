@@ -16,7 +16,6 @@ use crate::{
 
 pub const OPENAI: Api = Api {
     name: "OpenAI",
-    description: "Embeddings in the OpenAI, Voyage and Jina APIs, entities in NVIDIA's form, and labels and scores in vLLM's.",
     dialect: Dialect::OpenAi,
     prefix: Some("/v1/"),
     routes: &[
@@ -35,7 +34,6 @@ pub const OPENAI: Api = Api {
 
 pub const LLAMA_CPP: Api = Api {
     name: "llama.cpp",
-    description: "Embeddings and ranking under the paths of llama.cpp's server, which also has `/v1/embeddings`.",
     dialect: Dialect::OpenAi,
     prefix: None,
     routes: &[
@@ -52,7 +50,6 @@ const RERANKING: Route = tei::RERANK.at("/reranking", "llama_cpp_reranking");
 
 pub const JINA: Api = Api {
     name: "Jina",
-    description: "Ranking in the Jina and Voyage APIs.",
     dialect: Dialect::Jina,
     prefix: None,
     routes: &[post!("/v1/rerank", "jina", ranking::jina)

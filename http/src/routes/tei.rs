@@ -23,7 +23,6 @@ use kivu::{json_schemas::Either, task::tokens::TextToken};
 
 pub const TEI: Api = Api {
     name: "TEI",
-    description: "Embeddings, classification, ranking and tokens in the text-embeddings-inference API.",
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
@@ -66,7 +65,6 @@ pub const RERANK: Route = post!("/rerank", "rerank", ranking::rerank)
 
 pub const PLATFORMS: Api = Api {
     name: "SageMaker and Vertex AI",
-    description: "The first model, under the paths of these platforms.",
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[

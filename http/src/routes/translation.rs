@@ -20,7 +20,6 @@ use crate::{
 
 pub const DEEPL: Api = Api {
     name: "DeepL",
-    description: "Translation in DeepL's API.",
     dialect: Dialect::Cohere,
     prefix: None,
     routes: &[
@@ -40,7 +39,6 @@ pub const DEEPL: Api = Api {
 
 pub const LIBRE_TRANSLATE: Api = Api {
     name: "LibreTranslate",
-    description: "Language identification and translation languages in LibreTranslate's API; `/translate` takes its requests.",
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
@@ -55,7 +53,6 @@ pub const LIBRE_TRANSLATE: Api = Api {
 
 pub const KIVU: Api = Api {
     name: "Kivu",
-    description: "Translation with all its options, and originals in place of placeholders.",
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[

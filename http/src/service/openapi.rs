@@ -36,8 +36,9 @@ use kivu::error::{Error, Result};
 #[derive(Deserialize)]
 struct Texts {
     description: String,
-    /// The response headers' meanings.
-    headers: BTreeMap<String, String>,
+    /// By name, their clients.
+    apis: BTreeMap<String, String>,
+    headers: BTreeMap<String, Header>,
     /// By operation: summary, description and examples. `success` describes the response; `requests` and `responses` have
     /// several examples by name.
     routes: Map<String, Value>,
@@ -52,35 +53,27 @@ impl Texts {
 
     /// The headers with their meanings.
     fn headers(&self) -> impl Iterator<Item = (&str, &Sent, Value)> {
-        HEADERS.iter().map(move |(name, sent)| {
+        self.headers.iter().map(|(name, header)| {
             let schema = json!({ "type": "string" });
-            let header = json!({ "description": self.headers.get(*name), "schema": schema });
-            (*name, sent, header)
+            let described = json!({ "description": header.description, "schema": schema });
+            (name.as_str(), &header.sent, described)
         })
     }
 }
 
-/// Response headers, and when they are sent.
-static HEADERS: [(&str, Sent); 13] = [
-    ("retry-after", Sent::WithStatuses(&["429", "503"])),
-    ("server-timing", Sent::WithUsage),
-    ("www-authenticate", Sent::WithStatuses(&["401"])),
-    ("x-backend", Sent::ByModels),
-    ("x-compute-characters", Sent::WithUsage),
-    ("x-compute-time", Sent::WithUsage),
-    ("x-compute-tokens", Sent::WithUsage),
-    ("x-compute-type", Sent::WithUsage),
-    ("x-inference-time", Sent::WithUsage),
-    ("x-request-id", Sent::Always),
-    ("x-tokenization-time", Sent::WithUsage),
-    ("x-total-time", Sent::WithUsage),
-    ("x-truncated", Sent::ByModels),
-];
+/// A response header.
+#[derive(Deserialize)]
+struct Header {
+    description: String,
+    sent: Sent,
+}
 
 /// The responses that have a header.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Sent {
     Always,
-    WithStatuses(&'static [&'static str]),
+    WithStatuses(Vec<String>),
     ByModels,
     WithUsage,
 }
@@ -123,7 +116,7 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
     let headers: Map<String, Value> = headers
         .map(|(name, _, header)| (name.to_owned(), header))
         .collect();
-    let tag = |api: &Api| json!({ "name": api.name, "description": api.description });
+    let tag = |api: &Api| json!({ "name": api.name, "description": texts.apis.get(api.name) });
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
@@ -464,7 +457,7 @@ fn add_headers(route: &Route, texts: &Texts, responses: &mut Value) {
         for (name, sent, header) in texts.headers() {
             let is_sent = match sent {
                 Sent::Always => true,
-                Sent::WithStatuses(statuses) => statuses.contains(&status.as_str()),
+                Sent::WithStatuses(statuses) => statuses.contains(status),
                 Sent::ByModels => status == "200" && route.runs != Runs::NoModel,
                 Sent::WithUsage => status == "200" && route.runs == Runs::ModelWithUsage,
             };
@@ -490,11 +483,9 @@ mod tests {
             .flat_map(routes::with_method)
             .collect();
         let ids: BTreeSet<_> = routes.iter().map(|route| route.id).collect();
-        let headers: BTreeSet<_> = HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
-        assert_eq!(
-            texts.headers.keys().cloned().collect::<BTreeSet<_>>(),
-            headers
-        );
+        for api in routes::APIS {
+            assert!(texts.apis.contains_key(api.name), "{}", api.name);
+        }
         for route in &routes {
             let own = texts.routes.get(route.texts).unwrap();
             assert!(

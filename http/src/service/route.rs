@@ -12,10 +12,9 @@ const JSON: &str = "application/json";
 /// Query parameters per route.
 const MAX_QUERY: usize = 4;
 
-/// Routes for the same clients: a tag in the OpenAPI document.
+/// Routes for the same clients: a tag in the OpenAPI document. `routes/texts.json` describes it.
 pub struct Api {
     pub name: &'static str,
-    pub description: &'static str,
     /// The error bodies.
     pub dialect: Dialect,
     /// Paths below this prefix have the API's error bodies even if they have no route.
