@@ -33,12 +33,7 @@ use kivu::{
 };
 
 /// Labels if a request has none: those that NVIDIA's service has by default.
-const DEFAULT_LABELS: &str = "occupation,certificate_license_number,first_name,date_of_birth,ssn,\
-    medical_record_number,password,unique_id,phone_number,national_id,swift_bic,company_name,country,license_plate,tax_id,\
-    employee_id,pin,state,email,date_time,api_key,biometric_identifier,credit_debit_card,coordinate,device_identifier,city,\
-    postcode,bank_routing_number,vehicle_identifier,health_plan_beneficiary_number,url,ipv4,last_name,cvv,customer_id,date,\
-    user_name,street_address,ipv6,account_number,time,age,fax_number,county,gender,sexuality,political_view,race_ethnicity,\
-    religious_belief,language,blood_type,mac_address,http_cookie,employment_status,education_level";
+const DEFAULT_LABELS: &str = include_str!("chat-labels.txt").trim_ascii_end();
 /// Windows share at most this many words, or tokens, like NVIDIA's by default.
 const MAX_STRIDE: usize = 128;
 

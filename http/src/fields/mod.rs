@@ -14,6 +14,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use kivu::{
     error::{Error, Result},
@@ -48,50 +49,18 @@ struct Set {
     inner: BTreeMap<String, Vec<String>>,
 }
 
-/// Names for the same option in several APIs, the ones to suggest first.
-const SAME: [&str; 15] = [
-    "dimensions output_dimension dim dims embedding_dim embedding_dimension embedding_dimensions outputDimensionality \
-     output_dimensionality truncate_dim",
-    "normalize normalized use_activation embd_normalize normalize_embeddings",
-    "output_dtype embedding_types encoding_format embedding_type embeddingTypes precision",
-    "prompt_name input_type task task_type taskType",
-    "truncate truncation truncate_prompt_tokens",
-    "truncation_direction truncation_side truncate",
-    "top_n top_k",
-    "return_documents return_text",
-    "use_activation raw_scores function_to_apply",
-    "documents texts text_2 items data_2",
-    "query text_1 queries data_1",
-    "inputs input q text texts content inputText messages prompt",
-    "src_lang source_lang source",
-    "tgt_lang target_lang target",
-    "labels candidate_labels",
-];
+/// What fields mean in several APIs, from `names.json`.
+#[derive(Default, Deserialize)]
+struct Meanings {
+    /// Names for the same option, the ones to suggest first.
+    #[serde(borrow)]
+    same: Vec<&'static str>,
+    /// Values of foreign fields that ask for what each route does.
+    neutral: BTreeMap<&'static str, Vec<&'static RawValue>>,
+}
 
-/// Values of foreign fields that ask for what each route does, as JSON.
-const NEUTRAL: [(&str, &[&str]); 9] = [
-    (
-        "normalize normalized normalize_embeddings use_activation truncate truncation flat flat_ner",
-        &["true"],
-    ),
-    (
-        "late_chunking words raw_scores return_text return_documents multi_label multi_class redact",
-        &["false"],
-    ),
-    (
-        "encoding_format embedding_type embedding_types output_dtype",
-        &["\"float\""],
-    ),
-    ("precision", &["\"float32\""]),
-    (
-        "truncation_direction truncation_side",
-        &["\"right\"", "\"Right\""],
-    ),
-    ("outputs", &["\"dense\""]),
-    ("aggregation_strategy", &["\"simple\""]),
-    ("embd_normalize", &["2"]),
-    ("alternatives", &["0", "\"0\""]),
-];
+static MEANINGS: LazyLock<Meanings> =
+    LazyLock::new(|| serde_json::from_str(include_str!("names.json")).unwrap_or_default());
 
 /// Objects in which other APIs and clients' libraries have options. Where they are not read, their fields would be ignored.
 const NESTS: [&str; 2] = ["extra_body", "parameters"];
@@ -200,7 +169,7 @@ fn foreign_fields(
         .into_iter()
         .any(is_own);
     let hint = |name: &str| {
-        let mut same = SAME.iter().filter(|names| has(names, name));
+        let mut same = MEANINGS.same.iter().filter(|names| has(names, name));
         match same.find_map(|names| names.split(' ').find(|one| is_own(one))) {
             Some(same) => &*format!("use `{same}`").leak(),
             None if has("prompt_name input_type task_type taskType", name) && embeds => {
@@ -209,9 +178,13 @@ fn foreign_fields(
             None => "this route does not read it; leave it out",
         }
     };
-    let neutral = |name: &str| {
-        let found = NEUTRAL.iter().find(|(names, _)| has(names, name));
-        found.map_or(&[][..], |(_, values)| *values)
+    let neutral = |name: &str| -> &'static [&'static str] {
+        let found = MEANINGS
+            .neutral
+            .iter()
+            .filter(|(names, _)| has(names, name));
+        let values = found.flat_map(|(_, values)| values);
+        values.map(|value| value.get()).collect::<Vec<_>>().leak()
     };
     let mut foreign: BTreeMap<&str, Refused> = BTreeMap::new();
     for set in others {
