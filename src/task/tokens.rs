@@ -15,7 +15,7 @@ use kivu_core::{
 use kivu_text::{SpecialTokens, Token, Tokenizer, UNMATCHED};
 
 /// Tokenization parameters.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct TokenParameters {
     /// Whether the model's special tokens are added; true by default.

@@ -13,7 +13,7 @@ use crate::bodies::{
 };
 use kivu::{
     error::Error,
-    json::Content,
+    json::{Content, flattened},
     json_schemas::{Texts, TokenIdLists},
     task::tokens::{TextToken, TokenParameters},
 };
@@ -26,20 +26,8 @@ pub struct TokenizeRequest {
     inputs: Content,
     /// Model name; the default is the first model.
     model: Option<String>,
-    /// Whether the model's special tokens are added; true by default.
-    add_special_tokens: Option<bool>,
-    /// Prompt to put before each text, by name.
-    prompt_name: Option<String>,
-    /// A text to put before each text, instead of one of the model's prompts.
-    prompt: Option<String>,
-    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
-    instruction: Option<String>,
-    /// The task whose prompt is put before each text, in a model with tasks, unless another prompt is requested.
-    task: Option<String>,
-    /// The source language, for translation models with a special token for it.
-    src_lang: Option<String>,
-    /// The target language, for translation models with a special token for it.
-    tgt_lang: Option<String>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    parameters: TokenParameters,
 }
 
 impl RequestBody for TokenizeRequest {
@@ -57,17 +45,10 @@ pub async fn tokenize(
 ) -> ApiResult<Json<Vec<Vec<TextToken>>>> {
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let model = context.model(body.model.as_deref()).await?;
-    let parameters = TokenParameters {
-        add_special_tokens: body.add_special_tokens,
-        prompt_name: body
-            .prompt_name
-            .or_else(|| context.models.named_prompt(body.model.as_deref())),
-        prompt: body.prompt,
-        instruction: body.instruction,
-        task: body.task,
-        src_lang: body.src_lang,
-        tgt_lang: body.tgt_lang,
-    };
+    let mut parameters = body.parameters;
+    parameters.prompt_name = parameters
+        .prompt_name
+        .or_else(|| context.models.named_prompt(body.model.as_deref()));
     let reader = model
         .token_reader(parameters)?
         .with_max_tokens(max_tokens(&context));
