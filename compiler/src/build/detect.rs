@@ -20,76 +20,53 @@ use kivu::{
     repository::bundle::{MANIFEST, TOKENIZER},
 };
 
-/// Model formats.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Bergamot,
-    FastText,
-    StaticEmbedding,
-    Gliner,
-    Gliclass,
-    Gliner2,
-    Seq2Seq,
-    Encoder,
-    Export,
-}
-
 /// Checks the keys in all model files; returns warnings about keys that the plan allows.
 pub fn check_keys(plan: &Plan) -> Result<Vec<String>> {
-    let kind = match format(plan)? {
-        Format::Bergamot | Format::FastText => return Ok(Vec::new()),
-        Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
-        Format::Gliner => Kind::Gliner,
-        Format::Gliclass => Kind::Gliclass,
-        Format::Gliner2 => Kind::Gliner2,
-        Format::Seq2Seq => Kind::Seq2Seq,
-        Format::Export => Kind::Export,
-    };
-    keys::check(plan, kind)
+    keys::check(plan, kind(plan)?)
 }
 
 /// Opens the model in the plan's folder.
 pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
-    let format = format(build.plan)?;
-    if build.plan.adapter.is_some() && format != Format::Encoder {
+    let kind = kind(build.plan)?;
+    if build.plan.adapter.is_some() && kind != Kind::Encoder {
         return Err(Error::model(format!(
             "the adapter's base in `{}` is not an encoder in safetensors or a PyTorch checkpoint",
             build.plan.folder.display()
         ))
         .with_hint("merge the adapter with `merge_and_unload` and `save_pretrained`"));
     }
-    match format {
-        Format::Bergamot => bergamot::open(build.plan),
-        Format::FastText => fast_text::open(build.plan),
-        Format::StaticEmbedding => static_embedding::open(build.plan),
-        Format::Gliner => encoder::open_gliner(build.plan),
-        Format::Gliclass => encoder::open_gliclass(build.plan),
-        Format::Gliner2 => encoder::open_gliner2(build.plan),
-        Format::Seq2Seq => seq2seq::open(build),
-        Format::Encoder => encoder::open(build.plan),
-        Format::Export => export::open(build),
+    match kind {
+        Kind::Bergamot => bergamot::open(build.plan),
+        Kind::FastText => fast_text::open(build.plan),
+        Kind::StaticEmbedding => static_embedding::open(build.plan),
+        Kind::Gliner => encoder::open_gliner(build.plan),
+        Kind::Gliclass => encoder::open_gliclass(build.plan),
+        Kind::Gliner2 => encoder::open_gliner2(build.plan),
+        Kind::Seq2Seq => seq2seq::open(build),
+        Kind::Encoder => encoder::open(build.plan),
+        Kind::Export => export::open(build),
     }
 }
 
 /// Detects the model format in the plan's folder.
-fn format(plan: &Plan) -> Result<Format> {
+fn kind(plan: &Plan) -> Result<Kind> {
     if plan.file.is_some() {
-        return Ok(Format::FastText);
+        return Ok(Kind::FastText);
     }
     let (folder, transformer) = (&plan.folder, &plan.transformer()?);
     // A file's name may be a Bergamot student's, but not its first bytes.
     if !transformer.join(ConfigFile::NAME).is_file() && fast_text::is_in(folder) {
-        Ok(Format::FastText)
+        Ok(Kind::FastText)
     } else if bergamot::is_in(folder) {
-        Ok(Format::Bergamot)
+        Ok(Kind::Bergamot)
     } else if static_embedding::is_in(folder)? {
-        Ok(Format::StaticEmbedding)
+        Ok(Kind::StaticEmbedding)
     } else if encoder::is_gliner(folder) {
-        Ok(Format::Gliner)
+        Ok(Kind::Gliner)
     } else if encoder::is_gliclass(folder) {
-        Ok(Format::Gliclass)
+        Ok(Kind::Gliclass)
     } else if encoder::is_gliner2(folder) {
-        Ok(Format::Gliner2)
+        Ok(Kind::Gliner2)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
         check_first_module(folder)?;
         let found = match other_weights::describe_folder(transformer) {
@@ -111,12 +88,12 @@ fn format(plan: &Plan) -> Result<Format> {
         };
         Err(Error::model(found.map(expected)))
     } else if seq2seq::is_in(plan) {
-        Ok(Format::Seq2Seq)
+        Ok(Kind::Seq2Seq)
     } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
     {
-        Ok(Format::Encoder)
+        Ok(Kind::Encoder)
     } else if export::is_in(folder) {
-        Ok(Format::Export)
+        Ok(Kind::Export)
     } else {
         Err(missing(transformer))
     }

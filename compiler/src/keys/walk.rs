@@ -45,9 +45,12 @@ const GENERATION: &str = "generation_config.json";
 /// The sentence-transformers model settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
 
-/// Model kind, which decides on the keys in its files.
+/// Model kind, by its files, on whose keys it decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    Bergamot,
+    FastText,
+    StaticEmbedding,
     Encoder,
     /// An encoder with its settings inside GLiNER's.
     Gliner,
@@ -62,6 +65,12 @@ pub enum Kind {
 
 /// Checks all keys in the model's files; returns warnings about keys that the plan allows.
 pub fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
+    let kind = match kind {
+        // Their files have no keys.
+        Kind::Bergamot | Kind::FastText => return Ok(Vec::new()),
+        Kind::StaticEmbedding => Kind::Encoder,
+        kind => kind,
+    };
     let mut walk = Walk {
         root: &plan.folder,
         allowed: Allowed::new(&plan.allow),
@@ -156,7 +165,9 @@ impl Walk<'_> {
         }
         let (model_type, fields) = (config.model_type(), config.shared_fields());
         let sets = match kind {
-            Kind::Gliner => return Ok(()),
+            Kind::Bergamot | Kind::FastText | Kind::StaticEmbedding | Kind::Gliner => {
+                return Ok(());
+            }
             Kind::Gliclass => {
                 self.nested_encoder(
                     ConfigFile::NAME,
