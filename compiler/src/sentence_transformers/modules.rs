@@ -5,7 +5,7 @@
 
 use kivu_engine::kernel::LANES;
 
-use super::poolings::{self, Masks, Mode, Poolings};
+use super::poolings::{self, Masks, Poolings};
 use crate::{
     files::{
         config::ConfigFile,
@@ -115,7 +115,7 @@ impl Modules {
     /// Mean pooling, sentence-transformers' default for models without its files.
     pub fn mean(width: usize) -> Self {
         Self {
-            list: vec![Module::pooling(Mode::Mean)],
+            list: vec![Module::pooling(Pooling::Mean)],
             ..Self::of_texts(width)
         }
     }
@@ -123,7 +123,7 @@ impl Modules {
     /// The last token's vector, scaled to length 1.
     pub fn last_token(width: usize) -> Self {
         Self {
-            list: vec![Module::pooling(Mode::LastToken), Module::Normalize],
+            list: vec![Module::pooling(Pooling::LastToken), Module::Normalize],
             ..Self::of_texts(width)
         }
     }
@@ -153,7 +153,7 @@ impl Modules {
             residual: Residual::None,
             source: None,
         };
-        let list = vec![Module::pooling(Mode::LastToken), Module::Dense(layer)];
+        let list = vec![Module::pooling(Pooling::LastToken), Module::Dense(layer)];
         Self {
             list,
             text: Some(labels),
@@ -265,15 +265,10 @@ impl Modules {
         else {
             return None;
         };
-        let [mode] = modes[..] else { return None };
-        Some(match mode {
-            Mode::Cls => Pooling::Cls,
-            Mode::Max => Pooling::Max,
-            Mode::Mean => Pooling::Mean,
-            Mode::MeanSqrtLen => Pooling::MeanSqrtLen,
-            Mode::WeightedMean => Pooling::WeightedMean,
-            Mode::LastToken => Pooling::LastToken,
-        })
+        match modes[..] {
+            [mode] => Some(mode),
+            _ => None,
+        }
     }
 
     /// Whether a prompt's tokens are pooled.
@@ -379,7 +374,7 @@ impl Modules {
 }
 
 impl Module {
-    fn pooling(mode: Mode) -> Self {
+    fn pooling(mode: Pooling) -> Self {
         Self::Pooling(Poolings {
             modes: vec![mode],
             includes_prompt: true,
@@ -393,7 +388,11 @@ impl Module {
                 modes,
                 includes_prompt,
             }) => {
-                *includes_prompt && matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken])
+                *includes_prompt
+                    && matches!(
+                        modes[..],
+                        [Pooling::Cls | Pooling::Mean | Pooling::LastToken]
+                    )
             }
             Self::Dense(layer) => {
                 let has_lanes = layer.outputs.is_multiple_of(LANES);

@@ -9,24 +9,16 @@ use crate::{
     },
     onnx::{GraphBuilder, Value, data_type, functions},
 };
-use kivu::error::{Error, Result, quoted};
-
-/// A pooling mode.
-#[derive(Clone, Copy, Debug)]
-pub enum Mode {
-    Cls,
-    Max,
-    Mean,
-    MeanSqrtLen,
-    WeightedMean,
-    LastToken,
-}
+use kivu::{
+    error::{Error, Result, quoted},
+    pipeline::embedding::pooling::Pooling,
+};
 
 /// A pooling module.
 #[derive(Debug)]
 pub struct Poolings {
     /// In vector order.
-    pub modes: Vec<Mode>,
+    pub modes: Vec<Pooling>,
     /// Whether a prompt's tokens are pooled.
     pub includes_prompt: bool,
 }
@@ -60,7 +52,7 @@ pub fn open(folder: &ModelFolder) -> Result<Poolings> {
 }
 
 /// Pooling modes, in vector order.
-fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
+fn modes(config: &ConfigFile) -> Result<Vec<Pooling>> {
     /// Flags in versions up to 4, in vector order.
     const FLAGS: [&str; 6] = [
         "cls_token",
@@ -83,15 +75,15 @@ fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
         }
     };
     if modes.is_empty() {
-        return Ok(vec![Mode::Mean]);
+        return Ok(vec![Pooling::Mean]);
     }
     let pooling = |mode: &String| match mode.as_str() {
-        "cls" | "cls_token" => Ok(Mode::Cls),
-        "max" | "max_tokens" => Ok(Mode::Max),
-        "mean" | "mean_tokens" => Ok(Mode::Mean),
-        "mean_sqrt_len_tokens" | "mean_sqrt_len" => Ok(Mode::MeanSqrtLen),
-        "weightedmean" | "weightedmean_tokens" => Ok(Mode::WeightedMean),
-        "lasttoken" => Ok(Mode::LastToken),
+        "cls" | "cls_token" => Ok(Pooling::Cls),
+        "max" | "max_tokens" => Ok(Pooling::Max),
+        "mean" | "mean_tokens" => Ok(Pooling::Mean),
+        "mean_sqrt_len_tokens" | "mean_sqrt_len" => Ok(Pooling::MeanSqrtLen),
+        "weightedmean" | "weightedmean_tokens" => Ok(Pooling::WeightedMean),
+        "lasttoken" => Ok(Pooling::LastToken),
         _ => Err(Error::model(format!(
             "expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but \
              found {}",
@@ -102,10 +94,15 @@ fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
 }
 
 /// Writes token vector poolings, and concatenates the results.
-pub fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &Masks<'_>) -> Value {
+pub fn write(
+    graph: &mut GraphBuilder,
+    modes: &[Pooling],
+    tokens: &Value,
+    masks: &Masks<'_>,
+) -> Value {
     let vectors: Vec<Value> = modes
         .iter()
-        .map(|mode| mode.write(graph, tokens, masks))
+        .map(|mode| write_one(*mode, graph, tokens, masks))
         .collect();
     match &vectors[..] {
         [vector] => vector.clone(),
@@ -113,39 +110,39 @@ pub fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &M
     }
 }
 
-impl Mode {
-    /// Writes the pooling; as a function if the native engine supports it.
-    fn write(self, graph: &mut GraphBuilder, tokens: &Value, masks: &Masks<'_>) -> Value {
-        let mask = masks.pooled;
-        let inputs = [tokens, mask];
-        let (one, last) = (graph.one(), graph.last_axis());
-        match self {
-            Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
-            Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
-            Self::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
-            Self::Max => {
-                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
-                let is_token = graph.cast(mask, data_type::BOOL);
-                let is_token = graph.unsqueeze(&is_token, &last);
-                let kept = graph.choose(&is_token, tokens, &lowest);
-                graph.reduce("ReduceMax", &[&kept, &one])
-            }
-            Self::MeanSqrtLen => {
-                let weights = graph.float(mask);
-                let sum = functions::weighted_sum(graph, tokens, &weights);
-                let count = graph.reduce_keeping("ReduceSum", &[&weights, &one]);
-                let root = graph.node("Sqrt", &[&count], vec![]);
-                graph.div(&sum, &root)
-            }
-            Self::WeightedMean => {
-                // Counted from the first token, whether it is pooled or not.
-                let positions = functions::positions_of_tokens(graph, masks.tokens);
-                let is_pooled = graph.float(mask);
-                let weights = graph.mul(&positions, &is_pooled);
-                let sum = functions::weighted_sum(graph, tokens, &weights);
-                let total = graph.reduce_keeping("ReduceSum", &[&weights, &one]);
-                graph.div(&sum, &total)
-            }
+/// Writes the pooling; as a function if the native engine supports it.
+fn write_one(mode: Pooling, graph: &mut GraphBuilder, tokens: &Value, masks: &Masks<'_>) -> Value {
+    let mask = masks.pooled;
+    let inputs = [tokens, mask];
+    let (one, last) = (graph.one(), graph.last_axis());
+    match mode {
+        Pooling::Cls | Pooling::Graph => {
+            graph.function("FirstOfTokens", inputs, functions::first_of_tokens)
+        }
+        Pooling::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
+        Pooling::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
+        Pooling::Max => {
+            let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+            let is_token = graph.cast(mask, data_type::BOOL);
+            let is_token = graph.unsqueeze(&is_token, &last);
+            let kept = graph.choose(&is_token, tokens, &lowest);
+            graph.reduce("ReduceMax", &[&kept, &one])
+        }
+        Pooling::MeanSqrtLen => {
+            let weights = graph.float(mask);
+            let sum = functions::weighted_sum(graph, tokens, &weights);
+            let count = graph.reduce_keeping("ReduceSum", &[&weights, &one]);
+            let root = graph.node("Sqrt", &[&count], vec![]);
+            graph.div(&sum, &root)
+        }
+        Pooling::WeightedMean => {
+            // Counted from the first token, whether it is pooled or not.
+            let positions = functions::positions_of_tokens(graph, masks.tokens);
+            let is_pooled = graph.float(mask);
+            let weights = graph.mul(&positions, &is_pooled);
+            let sum = functions::weighted_sum(graph, tokens, &weights);
+            let total = graph.reduce_keeping("ReduceSum", &[&weights, &one]);
+            graph.div(&sum, &total)
         }
     }
 }
