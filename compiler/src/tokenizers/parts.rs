@@ -27,6 +27,16 @@ pub struct Template<'a, I> {
 
 impl<I: Serialize> Template<'_, I> {
     pub fn post_processor(&self) -> Value {
+        self.with_start(&[])
+    }
+
+    /// The same with the tokens before a text also before a pair's second text.
+    pub fn around_each_text(&self) -> Value {
+        self.with_start(self.before)
+    }
+
+    /// The same with tokens before a pair's second text.
+    fn with_start(&self, second_start: &[(&str, I)]) -> Value {
         let part =
             |kind: &str, name: &str, type_id: u32| json!({kind: {"id": name, "type_id": type_id}});
         let special = |tokens: &[(&str, I)], type_id: u32| -> Vec<Value> {
@@ -38,6 +48,7 @@ impl<I: Serialize> Template<'_, I> {
         let start = [special(self.before, 0), vec![part("Sequence", "A", 0)]].concat();
         let end = special(self.after, 0);
         let single = [&start[..], &end].concat();
+        let second_start = special(second_start, self.second_type);
         let second = vec![part("Sequence", "B", self.second_type)];
         let second_end = special(self.after, self.second_type);
         let tokens = self.before.iter().chain(self.after).map(|(name, id)| {
@@ -45,7 +56,7 @@ impl<I: Serialize> Template<'_, I> {
             ((*name).to_owned(), token)
         });
         let between = iter::repeat_n(end, self.between).flatten().collect();
-        let pair = [start, between, second, second_end].concat();
+        let pair = [start, between, second_start, second, second_end].concat();
         json!({
             "type": "TemplateProcessing", "single": single, "pair": pair,
             "special_tokens": tokens.collect::<Map<_, _>>(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::classes;
+use super::{classes, parts::Template};
 use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder},
     model_types::Family,
@@ -35,12 +35,14 @@ pub fn returns_types(folder: &ModelFolder, config: &ConfigFile) -> Result<bool> 
 pub fn remove_types(tokenizer: &mut Map<String, Value>) {
     let processor = tokenizer.get("post_processor").cloned().unwrap_or_default();
     let zeroed = without_types(processor);
-    let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
     // Processors without a template keep the second text's type.
-    let plain = json!({
-        "type": "TemplateProcessing", "single": [sequence("A")], "pair": [sequence("A"), sequence("B")],
-        "special_tokens": {},
-    });
+    let plain = Template::<u32> {
+        before: &[],
+        after: &[],
+        between: 1,
+        second_type: 0,
+    };
+    let plain = plain.post_processor();
     let kind = zeroed["type"].as_str().map(str::to_owned);
     let has_template = zeroed.to_string().contains("TemplateProcessing");
     let processor = match kind.as_deref() {
@@ -87,20 +89,16 @@ fn without_types(mut processor: Value) -> Value {
 
 /// A `BertProcessing` template with type 0 for all tokens.
 fn template(first: &Value, last: &Value) -> Value {
-    let special = |token: &Value| json!({"SpecialToken": {"id": token[0], "type_id": 0}});
-    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    let single = [special(first), text("A"), special(last)];
-    let pair = [&single[..], &[text("B"), special(last)]].concat();
-    let describe = |token: &Value| {
-        let name = token[0].as_str().unwrap_or_default().to_owned();
-        (
-            name,
-            json!({"id": token[0], "ids": [token[1]], "tokens": [token[0]]}),
-        )
+    fn token(token: &Value) -> (&str, &Value) {
+        (token[0].as_str().unwrap_or_default(), &token[1])
+    }
+    let template = Template {
+        before: &[token(first)],
+        after: &[token(last)],
+        between: 1,
+        second_type: 0,
     };
-    let special_tokens: Map<String, Value> =
-        [describe(first), describe(last)].into_iter().collect();
-    json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens})
+    template.post_processor()
 }
 
 #[cfg(test)]

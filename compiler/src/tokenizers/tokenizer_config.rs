@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     classes,
-    parts::to_bytes,
+    parts::{Template, added, to_bytes},
     token_types,
     vocabularies::{self, content},
 };
@@ -323,35 +323,17 @@ fn set_ends(
         })?;
         ends.push((*key, token, id));
     }
-    let special = |key: &str, kind: u32| {
-        let found = ends.iter().find(|(found, ..)| *found == key);
-        found.map(|(_, token, _)| json!({"SpecialToken": {"id": token, "type_id": kind}}))
+    let tokens = |key: &str| -> Vec<_> {
+        let named = ends.iter().filter(|(found, ..)| *found == key);
+        named.map(|(_, token, id)| (token.as_str(), *id)).collect()
     };
-    let text = |name: &str, kind: u32| {
-        let text = json!({"Sequence": {"id": name, "type_id": kind}});
-        [
-            special("bos_token", kind),
-            Some(text),
-            special("eos_token", kind),
-        ]
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>()
+    let template = Template {
+        before: &tokens("bos_token"),
+        after: &tokens("eos_token"),
+        between: 1,
+        second_type: 1,
     };
-    let tokens: Map<String, Value> = ends
-        .iter()
-        .map(|(_, token, id)| {
-            (
-                token.clone(),
-                json!({"id": token, "ids": [id], "tokens": [token]}),
-            )
-        })
-        .collect();
-    let pair = [text("A", 0), text("B", 1)].concat();
-    let template = json!({
-        "type": "TemplateProcessing", "single": text("A", 0), "pair": pair,
-        "special_tokens": tokens,
-    });
+    let template = template.around_each_text();
     tokenizer.insert("post_processor".to_owned(), template);
     Ok(())
 }
@@ -389,10 +371,7 @@ fn add_special_tokens(
                  vector for it"
             ))
         })?;
-        known.push(json!({
-            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        }));
+        known.push(added(token, id));
     }
     Ok(())
 }
@@ -616,7 +595,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::tokenizers::parts::added;
 
     /// Reads a tokenizer with these settings and a post-processor that adds nothing.
     fn read(config: &Value) -> Result<Map<String, Value>> {

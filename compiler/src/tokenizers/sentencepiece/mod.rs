@@ -166,14 +166,20 @@ impl SentencePieces {
                 )));
             }
         };
-        let end = vocabulary
-            .end
-            .and_then(|end| Some((end, vocabulary.tokens.get(end)?.id)));
+        let template = vocabulary.end.and_then(|end| {
+            let template = Template {
+                before: &[],
+                after: &[(end, vocabulary.tokens.get(end)?.id)],
+                between: 1,
+                second_type: 0,
+            };
+            Some(template.post_processor())
+        });
         let json = to_json(
             &model,
             &self.normalizer(vocabulary),
             &self.added_tokens(vocabulary),
-            end,
+            template.as_ref(),
         )?;
         Ok(BuiltTokenizer {
             json,
@@ -383,27 +389,18 @@ impl Vocabulary {
     }
 }
 
-/// Writes a `tokenizer.json` that appends the token `end`, if there is one.
+/// Writes a `tokenizer.json` with a template for texts, if there is one.
 fn to_json(
     model: &Value,
     normalizer: &Value,
     added_tokens: &[Value],
-    end: Option<(&str, u32)>,
+    template: Option<&Value>,
 ) -> Result<Vec<u8>> {
     let spaces = metaspace();
     let decoder = match model["byte_fallback"] == true {
         true => json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, spaces]}),
         false => spaces.clone(),
     };
-    let template = end.map(|end| {
-        let template = Template {
-            before: &[],
-            after: &[end],
-            between: 1,
-            second_type: 0,
-        };
-        template.post_processor()
-    });
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens,
         "normalizer": normalizer, "pre_tokenizer": spaces, "post_processor": template, "decoder": decoder,

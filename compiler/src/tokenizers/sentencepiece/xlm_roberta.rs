@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{SPACE, SentencePieces, metaspace, precompiled};
-use crate::tokenizers::parts::{Template, added, to_bytes};
+use super::{SPACE, SentencePieces, precompiled, to_json};
+use crate::tokenizers::parts::{Template, added};
 use kivu::error::Result;
 
 /// The first ids, in place of the first three pieces.
@@ -35,7 +35,6 @@ impl SentencePieces {
             .into_iter()
             .flatten()
             .collect();
-        let words = metaspace();
         let [begin, _, end, _] = FIRST;
         let template = Template {
             before: &[(begin, 0)],
@@ -43,12 +42,14 @@ impl SentencePieces {
             between: 2,
             second_type: 0,
         };
-        let tokenizer = json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": tokens,
-            "normalizer": {"type": "Sequence", "normalizers": normalizers}, "pre_tokenizer": words,
-            "post_processor": template.post_processor(), "decoder": words,
-            "model": {"type": "Unigram", "unk_id": 3, "vocab": vocabulary, "byte_fallback": false},
-        });
-        to_bytes(&tokenizer)
+        let model =
+            json!({"type": "Unigram", "unk_id": 3, "vocab": vocabulary, "byte_fallback": false});
+        let normalizer = json!({"type": "Sequence", "normalizers": normalizers});
+        to_json(
+            &model,
+            &normalizer,
+            &tokens,
+            Some(&template.post_processor()),
+        )
     }
 }
