@@ -190,6 +190,10 @@ impl TryFrom<Table> for EmbeddingSettings {
 impl EmbeddingSettings {
     /// The model's vector kinds with their dimensions.
     pub fn outputs(&self) -> Vec<(VectorKind, usize)> {
+        self.kinds().collect()
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = (VectorKind, usize)> {
         let dense = self
             .dense
             .as_ref()
@@ -202,18 +206,12 @@ impl EmbeddingSettings {
             .multi_vector
             .as_ref()
             .map(|multi| (VectorKind::MultiVector, multi.dimensions));
-        [dense, sparse, multi].into_iter().flatten().collect()
+        [dense, sparse, multi].into_iter().flatten()
     }
 
     /// Index of the outputs for this kind; `None` if the model has none.
     pub fn place(&self, kind: VectorKind) -> Option<usize> {
-        let outputs = [
-            self.dense.is_some(),
-            self.sparse.is_some(),
-            self.multi_vector.is_some(),
-        ];
-        let (before, others) = outputs.split_at(kind as usize);
-        others[0].then(|| before.iter().filter(|has| **has).count())
+        self.kinds().position(|(found, _)| found == kind)
     }
 
     /// Whether the model has this vector kind.
