@@ -83,19 +83,20 @@ enum Command {
 impl Command {
     /// The instructions on the command line.
     fn instructions(&self) -> Option<InstructionSet> {
-        match self {
-            Self::Serve(arguments) => arguments.build.instructions,
-            Self::Run(arguments) => arguments.build.instructions,
-            Self::Search(arguments) => arguments.build.instructions,
-            Self::Build(arguments) => arguments.build.instructions,
-            Self::Batch(arguments) => arguments.build.instructions,
-            Self::Redact(arguments) => arguments.build.instructions,
-            Self::Bench(arguments) => arguments.build.instructions,
-            Self::Quality(arguments) => arguments.build.instructions,
-            Self::Push(arguments) => arguments.build.instructions,
-            Self::Triton(arguments) => arguments.build.instructions,
-            _ => None,
-        }
+        let build = match self {
+            Self::Serve(arguments) => &arguments.build,
+            Self::Run(arguments) => &arguments.build,
+            Self::Search(arguments) => &arguments.build,
+            Self::Build(arguments) => &arguments.build,
+            Self::Batch(arguments) => &arguments.build,
+            Self::Redact(arguments) => &arguments.build,
+            Self::Bench(arguments) => &arguments.build,
+            Self::Quality(arguments) => &arguments.build,
+            Self::Push(arguments) => &arguments.build,
+            Self::Triton(arguments) => &arguments.build,
+            _ => return None,
+        };
+        build.instructions
     }
 }
 
