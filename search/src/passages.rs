@@ -8,7 +8,7 @@ use unicode_segmentation::UnicodeSegmentation;
 const SHORT: usize = 200;
 /// All passages have fewer characters.
 const LONG: usize = 1000;
-/// Extensions of texts whose indented paragraphs do not continue the one before, as in code.
+/// Extensions, and none, of texts whose indented paragraphs do not continue the one before, as in code.
 const PROSE: &str = " txt text rst adoc org tex log";
 /// HTML elements whose text is not shown, some that are part of a line, and headings.
 const HIDDEN: &str = "script style template svg";

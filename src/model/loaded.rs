@@ -69,7 +69,9 @@ pub struct Loaded {
     pub route: LoadedRoute,
     /// The local model that reads labels, if the bundle has one.
     pub label_encoder: Option<Arc<dyn EncoderBackend>>,
+    /// How the local model multiplies matrices.
     pub arithmetic: Option<String>,
+    /// What a local model's weights are mapped from.
     pub files: Option<Arc<dyn MappedFiles>>,
 }
 
