@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use crate::repository::s3::Store;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// The services that a program has; by default none. A program contains the clients that it names here, and no others.
 ///

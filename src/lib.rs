@@ -59,10 +59,8 @@ pub mod task;
 #[cfg(not(target_family = "wasm"))]
 pub use kivu_base::certificates;
 pub use kivu_base::{
-    address, clock, config, error,
-    error::{Error, Result},
-    foreign_file, hexadecimal, json, json_schemas, locked, names, onnx_proto, random, regular_file,
-    tensor,
+    Error, Result, address, clock, config, error, foreign_file, hexadecimal, json, json_schemas,
+    locked, names, onnx_proto, random, regular_file, tensor,
 };
 pub use kivu_core::{backend, backend::Deadline, observer, pipeline};
 #[cfg(not(target_family = "wasm"))]

@@ -33,8 +33,8 @@ pub use self::{
 };
 use crate::repository::{Bundle, Manifest};
 use kivu_base::{
+    Error, Result,
     config::{Config, ModelConfig},
-    error::{Error, Result},
 };
 use kivu_core::{backend::MappedFiles, pipeline::Task};
 

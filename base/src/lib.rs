@@ -18,6 +18,8 @@ pub mod tensor;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use self::error::{Error, Result};
+
 /// Locks a value, also after a thread that held it has panicked.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -8,7 +8,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use kivu_compiler::abandon;
 
 /// Main thread stack size, for work that moves to another thread.

@@ -35,10 +35,10 @@ use self::{
     tasks::{batch, jobs, redact, run, search},
 };
 use kivu::{
+    Result,
     address::shown_value,
     backend::native,
     config::{Config, InstructionSet},
-    error::Result,
     telemetry,
 };
 

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::Command, sync::OnceLock};
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The interpreter and its arguments, if this command is part of a package.
 static INTERPRETER: OnceLock<Vec<OsString>> = OnceLock::new();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use kivu::{cloud::Cloud, error::Result, model::Model};
+use kivu::{Result, cloud::Cloud, model::Model};
 use kivu_compiler::Progress as BuildProgress;
 use kivu_jobs::{Parquet, Sinks};
 

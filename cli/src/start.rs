@@ -13,11 +13,7 @@ use super::{
     server,
     terminal::{print, print_aside},
 };
-use kivu::{
-    cloud::Cloud,
-    config::Config,
-    error::{Error, Result},
-};
+use kivu::{Error, Result, cloud::Cloud, config::Config};
 
 /// Whether somebody can choose a model.
 pub fn is_possible() -> bool {

@@ -10,11 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use kivu::{
-    error::{Error, Result},
-    locked,
-    repository::Meter,
-};
+use kivu::{Error, Result, locked, repository::Meter};
 use kivu_compiler::Progress as BuildProgress;
 use kivu_jobs as batch;
 

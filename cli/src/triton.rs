@@ -12,9 +12,9 @@ use super::{
 };
 use crate::examples::examples;
 use kivu::{
+    Error, Result,
     backend::Engine,
     config::{Config, EngineChoice},
-    error::{Error, Result},
     repository::{
         Bundle,
         triton::{Options, Runner, require_new, write},

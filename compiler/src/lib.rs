@@ -67,7 +67,7 @@ pub use self::{
     },
 };
 use kivu::{
-    error::Result,
+    Result,
     pipeline::Task,
     repository::{bundle::Bundle, folder::Destination, manifest::check_name},
 };

@@ -18,7 +18,7 @@ use super::{
     retry::{MAX_ATTEMPTS, RetryBudget, pause},
     wire::protocol::{Call, Description, KserveClient},
 };
-use kivu_base::{error::Result, random, tensor::Tensor};
+use kivu_base::{Result, random, tensor::Tensor};
 use kivu_core::backend::{Deadline, speed::Speed};
 use kivu_telemetry::fleet::record_retry;
 

@@ -30,8 +30,8 @@ use tower_service::Service;
 
 use super::wire::server_url::{Protocol, ServerUrl};
 use kivu_base::{
+    Error, Result,
     certificates::{client_tls, trusted_roots},
-    error::{Error, Result},
 };
 
 /// Servers in the same cloud accept connections within milliseconds.

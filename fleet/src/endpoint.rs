@@ -20,7 +20,7 @@ use super::{
         server_url::{Protocol, ServerUrl},
     },
 };
-use kivu_base::{error::Result, locked};
+use kivu_base::{Result, locked};
 use kivu_telemetry::fleet::{record_attempt, record_breaker_closed, record_breaker_opened};
 
 /// A request that times out replaces the connections if none received a response for this time: they may have

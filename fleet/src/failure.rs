@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use kivu_base::error::Error;
+use kivu_base::Error;
 
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,8 +29,8 @@ use self::{
     },
 };
 use kivu_base::{
+    Result,
     config::FleetConfig,
-    error::Result,
     locked,
     tensor::{Elements, Tensor},
 };

@@ -13,12 +13,12 @@ use tower_service::Service;
 #[cfg(test)]
 use crate::{App, router};
 use kivu::{
+    Error, Result,
     backend::{
         Engine, Signature, TensorSpec, routing,
         scripted::{ScriptedBackend, ScriptedSeq2Seq},
         tensors::TensorEncoder,
     },
-    error::{Error, Result},
     model::{Model, ModelSettings, Pipeline},
     pipeline::{
         Task,

@@ -22,11 +22,7 @@ use crate::{
         RowWriter, Rows, is_known, mismatched, places, reading,
     },
 };
-use kivu::{
-    error::{Error, Result},
-    model::Model,
-    task::entities::EntityFinder,
-};
+use kivu::{Error, Result, model::Model, task::entities::EntityFinder};
 
 /// Replaces texts that are read together.
 pub type Replace<'a> = dyn FnMut(Vec<String>) -> Result<Vec<String>> + 'a;

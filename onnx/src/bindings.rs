@@ -1,9 +1,6 @@
 //! The connections between an encoder and a decoder: which output becomes which input, by name.
 
-use kivu_base::{
-    error::{Error, Result, quoted},
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, error::quoted, tensor::ElementType};
 use kivu_core::backend::{Signature, TensorSpec};
 
 /// Prefix for encoder outputs with a row per source.

@@ -19,7 +19,7 @@ use super::{
     values::{gather, permute, tensor, zeros},
     workers::Workers,
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::backend::{
     Deadline, Signature,
     seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},

@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
 
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{EXTERNAL, ModelProto, TensorProto, data_type},
 };
 use kivu_core::backend::external_files::check_files;

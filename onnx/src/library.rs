@@ -7,7 +7,7 @@ use std::{
 
 use ort::environment::Environment;
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// ONNX Runtime version that this crate is built, measured and tested with: the fastest measured version that sends no
 /// telemetry by default.

@@ -15,7 +15,7 @@ use ort::{
     value::DynValue,
 };
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::backend::{Signature, TensorSpec};
 
 /// A graph's input and output names as C strings.

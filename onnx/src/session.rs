@@ -22,7 +22,7 @@ use super::{
     run::{Names, run},
 };
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::ModelProto,
     regular_file,
     tensor::{ElementType, Elements, Tensor},

@@ -9,7 +9,7 @@ use super::{
     session::{Graph, Session},
     workers::Workers,
 };
-use kivu_base::{error::Result, tensor::Tensor};
+use kivu_base::{Result, tensor::Tensor};
 use kivu_core::backend::{Backend, Deadline, Schedule, Signature};
 
 /// Runs batches in parallel on threads that share one session. Each batch runs on a single thread, which scales

@@ -5,10 +5,7 @@ use std::fmt::Debug;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
 use super::row_permutation::RowPermutation;
-use kivu_base::{
-    error::{Error, Result},
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, tensor::ElementType};
 use kivu_core::backend::TensorSpec;
 
 fn failed(error: ort::Error) -> Error {

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::{
     backend::Deadline,
     observer::{QueuedBatch, record_batch},

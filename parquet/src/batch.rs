@@ -11,7 +11,7 @@ use arrow_array::{
     },
 };
 use arrow_schema::DataType;
-use kivu::error::Result;
+use kivu::Result;
 use kivu_jobs::rows::{ParquetRows, mismatched};
 use serde_json::{Number, Value};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_schema::{DataType, SchemaRef};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use kivu_jobs::{
     output::answer::Columns,
     rows::{Footer, JsonTypes, ParquetColumns, RowWriter},

@@ -11,7 +11,7 @@ mod writer;
 
 use std::ops::Range;
 
-use kivu::error::Result;
+use kivu::Result;
 use kivu_jobs::{
     input::opened::OpenInput,
     rows::{Layout, Parquet, ParquetFormat, RowReader},

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use arrow_array::{Array, RecordBatch, make_array};
 use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 use kivu_jobs::{
     input::opened::OpenInput,
     output::answer::{ErrorKind, RowError},

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use kivu::{error::Error, locked};
+use kivu::{Error, locked};
 use kivu_jobs::input::opened::OpenInput;
 use parquet::{
     errors::{ParquetError, Result as ParquetResult},

@@ -10,7 +10,7 @@ use std::{
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use bytes::Bytes;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use kivu_jobs::{
     input::opened::OpenInput,
     output::{

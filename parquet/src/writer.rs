@@ -12,10 +12,7 @@ use arrow_array::{
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use kivu::{
-    error::{Error, Result},
-    pipeline::embedding::vectors::StoredVector,
-};
+use kivu::{Error, Result, pipeline::embedding::vectors::StoredVector};
 use kivu_jobs::{
     output::answer::{Cell, CellType, Columns, ERROR_COLUMN, RowResult},
     rows::{Footer, PARQUET_MAGIC, RowWriter, Rows, WrittenPiece, free_name, mismatched},

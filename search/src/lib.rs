@@ -8,8 +8,7 @@ use tokio::runtime::Runtime;
 
 use self::{files::Skipped, index::Row, passages::passages};
 use kivu::{
-    Deadline,
-    error::{Error, Result},
+    Deadline, Error, Result,
     pipeline::{Input, embedding::similarity::Similarity},
 };
 use kivu_cli::{Found, Hit, SearchRequest};

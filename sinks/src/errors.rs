@@ -1,6 +1,6 @@
 //! Errors that sinks share.
 
-use kivu::error::Error;
+use kivu::Error;
 
 /// The error for a sink whose vectors have another number of dimensions.
 pub fn other_dimensions(place: &str, expected: usize, found: i64) -> Error {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use percent_encoding::percent_decode_str;
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Default name for the column or field with the vectors.
 pub const VECTOR: &str = "embedding";

@@ -17,7 +17,7 @@ use super::{
     retry::{Failure, retried},
     waiting::Waiting,
 };
-use kivu::error::{Error, Result, chain};
+use kivu::{Error, Result, error::chain};
 use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 /// Name that the server shows for the connection.

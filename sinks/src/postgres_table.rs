@@ -3,7 +3,7 @@
 use tokio_postgres::{Client, Error as PostgresError, Row};
 
 use super::{errors::other_dimensions, postgres_url::PostgresUrl};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use kivu_jobs::{rows::normal_number, sink::SinkSettings};
 
 /// Temporary table with the rows of a batch. Vectors become pgvector's when they are inserted.

@@ -14,8 +14,8 @@ use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream}
 use tokio_rustls::{TlsConnector, client, rustls::pki_types::ServerName};
 
 use kivu::{
+    Result,
     certificates::{client_tls, trusted_roots},
-    error::Result,
 };
 
 /// The name of PostgreSQL's protocol in a TLS handshake.

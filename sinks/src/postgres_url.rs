@@ -3,10 +3,7 @@
 use std::fmt;
 
 use super::parameters::{Parameters, VECTOR, pair};
-use kivu::{
-    address,
-    error::{Error, Result},
-};
+use kivu::{Error, Result, address};
 
 /// Parameters on which it depends where rows are; a job is not resumed at another place.
 const SELECTING: [&str; 5] = ["dbname", "host", "hostaddr", "options", "port"];

@@ -4,10 +4,7 @@ use std::{io, time::Duration};
 
 use tokio::time::sleep;
 
-use kivu::{
-    error::{Error, Result},
-    random,
-};
+use kivu::{Error, Result, random};
 
 const ATTEMPTS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);

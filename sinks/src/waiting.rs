@@ -1,6 +1,6 @@
 //! Waits for asynchronous work in a sink, whose methods block.
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A thread that waits for asynchronous work.
 pub struct Waiting(Option<tokio::runtime::Runtime>);

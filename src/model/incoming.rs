@@ -8,10 +8,7 @@ use crate::repository::{
     bundle::{MemoryFile, loaded_files},
     manifest::File,
 };
-use kivu_base::{
-    config::Config,
-    error::{Error, Result},
-};
+use kivu_base::{Error, Result, config::Config};
 use kivu_core::backend::native::Buffer;
 
 /// Receives a bundle's files in pieces (WebAssembly). They are hashed on arrival, and none is in memory twice.

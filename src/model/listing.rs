@@ -15,8 +15,9 @@ use crate::{
     repository::{Bundle, bundle::MANIFEST, remote, s3::Url},
 };
 use kivu_base::{
+    Error, Result,
     config::{Config, ModelConfig},
-    error::{Error, Result, quoted},
+    error::quoted,
 };
 
 /// Manifests that are read from S3 at once.

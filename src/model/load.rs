@@ -15,8 +15,8 @@ use crate::repository::{
     remote,
 };
 use kivu_base::{
+    Error, Result,
     config::{Config, Policy},
-    error::{Error, Result},
     onnx_proto::ModelProto,
 };
 use kivu_core::{

@@ -8,8 +8,8 @@ use crate::repository::{
     manifest::File,
 };
 use kivu_base::{
+    Error, Result,
     config::{Config, EngineChoice, FleetConfig, ModelConfig, Policy},
-    error::{Error, Result},
 };
 use kivu_core::{
     backend::{

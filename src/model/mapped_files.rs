@@ -7,10 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kivu_base::{
-    error::{Error, Result},
-    regular_file,
-};
+use kivu_base::{Error, Result, regular_file};
 use kivu_core::backend::MappedFiles;
 
 /// Mapped files, and their state when they were opened.

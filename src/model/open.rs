@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{cloud::Cloud, repository::Manifest};
 use kivu_base::{
+    Error, Result,
     config::{Config, ModelConfig, Policy},
-    error::{Error, Result},
 };
 use kivu_core::backend::{Deadline, native};
 

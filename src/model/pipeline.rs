@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::loaded::{Loaded, LoadedRoute, Tokenizers};
 use crate::repository::{Manifest, TaskSettings};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::{
     backend::{Deadline, routing::Route},
     pipeline::{

@@ -15,12 +15,7 @@ use super::{
     manifest::{File, Manifest},
     s3::{Object, Store, Url},
 };
-use kivu_base::{
-    error::{Error, Result},
-    foreign_file,
-    hexadecimal::hex,
-    regular_file,
-};
+use kivu_base::{Error, Result, foreign_file, hexadecimal::hex, regular_file};
 use kivu_text::Tokenizer;
 
 /// Manifest file name.

@@ -12,10 +12,7 @@ use uuid::Uuid;
 
 use super::{bundle::MANIFEST, manifest::Manifest};
 use crate::repository::manifest::File;
-use kivu_base::{
-    error::{Error, Result},
-    regular_file,
-};
+use kivu_base::{Error, Result, regular_file};
 
 /// A folder that a bundle may be written to: missing, empty, or with a bundle and nothing else.
 ///

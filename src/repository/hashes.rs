@@ -14,10 +14,7 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
 };
 
-use kivu_base::{
-    error::{Error, Result},
-    regular_file,
-};
+use kivu_base::{Error, Result, regular_file};
 
 /// Subtree size in bytes; a power of two, as BLAKE3 requires.
 const SUBTREE: u64 = 1 << 20;

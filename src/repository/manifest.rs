@@ -10,7 +10,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de};
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::{
     backend::{Engine, Signature},
     pipeline::{

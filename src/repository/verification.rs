@@ -7,7 +7,7 @@ use super::{
     hashes::FileHashes,
     manifest::File,
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Verifies a bundle's files; threads can share the work.
 #[derive(Debug)]

@@ -5,11 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters, labels::LabelList};
-use kivu_base::{
-    error::{Error, Result},
-    json::flattened,
-    json_schemas::Alias,
-};
+use kivu_base::{Error, Result, json::flattened, json_schemas::Alias};
 use kivu_core::{
     backend::Deadline,
     pipeline::{

@@ -5,10 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters};
-use kivu_base::{
-    error::{Error, Result},
-    json::flattened,
-};
+use kivu_base::{Error, Result, json::flattened};
 use kivu_core::{
     backend::Deadline,
     pipeline::{

@@ -8,7 +8,8 @@ use serde::Deserialize;
 
 use super::Scope;
 use kivu_base::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     json::{self, Budget},
 };
 use kivu_core::{

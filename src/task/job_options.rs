@@ -22,8 +22,8 @@ use super::{
 };
 use crate::model::Pipeline;
 use kivu_base::{
+    Error, Result,
     config::{list_text, parse_lists},
-    error::{Error, Result},
     json::Ordered,
     names::{choice, described, named},
 };

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use super::count;
 use crate::model::{Model, Pipeline};
 use kivu_base::{
+    Error, Result,
     config::Items,
-    error::{Error, Result},
     json::{Content, List},
     json_schemas::Texts,
 };

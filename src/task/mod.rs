@@ -25,11 +25,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 pub use self::job_options::{Form as OptionForm, JobNumberScope, JobOption, JobOptions};
-use kivu_base::{
-    config::MAX_TEXTS,
-    error::{Error, Result},
-    json,
-};
+use kivu_base::{Error, Result, config::MAX_TEXTS, json};
 use kivu_text::{Side, Truncation};
 
 /// Defaults and limits for all tasks' parameters, in an API or a job.

@@ -13,7 +13,7 @@ use super::{
     tokens::{TokenParameters, TokenReader},
 };
 use crate::model::{Model, Pipeline};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::pipeline::{Task, classification::ranking::RankingPipeline};
 
 /// Each of these methods fails if the model is for another task, or if the parameters do not fit the model.

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Scope;
-use kivu_base::error::Result;
+use kivu_base::Result;
 use kivu_core::{
     backend::Deadline,
     pipeline::{

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::embedding::{ChosenPrompt, RequestedPrompt};
 use crate::model::Model;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::{
     backend::Deadline,
     pipeline::seq2seq::{RequestedLanguages, Seq2SeqPipeline},

@@ -15,7 +15,7 @@ use metrics_util::registry::{AtomicStorage, Registry};
 use serde_json::{Map, Value, json};
 
 use super::{Otlp, install, registered::Registered, request::record_reports};
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 const NAMESPACE: &str = "Kivu";
 const DIMENSION: &str = "Function";

@@ -28,7 +28,7 @@ pub use self::{
     log::start_log,
     otlp::{Otlp, Reading},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Records a response.
 pub fn record_response(status: u16, took: Duration) {

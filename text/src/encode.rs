@@ -13,7 +13,7 @@ use super::{
     SpecialTokens, Tokenizer, cannot_tokenize,
     models::{fast_text::Kept, vocabulary::Vocabulary},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// The text end that is cut off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]

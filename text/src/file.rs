@@ -30,10 +30,7 @@ use super::{
     },
     patterns,
 };
-use kivu_base::{
-    error::{Error, Result},
-    foreign_file,
-};
+use kivu_base::{Error, Result, foreign_file};
 
 /// The crate's tokenizer, with one of our models or its own.
 pub type RawTokenizer = TokenizerImpl<

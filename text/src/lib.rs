@@ -29,10 +29,7 @@ use self::{
     file::RawTokenizer,
     models::{bert::BertWords, vocabulary::Vocabulary},
 };
-use kivu_base::{
-    error::{Error, Result},
-    regular_file,
-};
+use kivu_base::{Error, Result, regular_file};
 
 /// A model's tokenizer.
 ///

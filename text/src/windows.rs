@@ -9,7 +9,7 @@ use tokenizers::{
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::{Encoding, Side, Tokenizer, Truncation, models::vocabulary::Vocabulary};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];
 

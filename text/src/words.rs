@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::VecDeque, iter, sync::LazyLock};
 use regex::Regex;
 
 use super::{Encoding, Side, Tokenizer, Truncation, Window, WindowOptions, reach};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Matches words of letters and digits, which hyphens may join, and all other characters one by one, as in
 /// the `gliner` package.

@@ -30,8 +30,8 @@ use super::{
 };
 use crate::examples::examples;
 use kivu::{
+    Error, Result,
     config::Config,
-    error::{Error, Result},
     onnx::{Runtime, library},
     pipeline::{
         Task,

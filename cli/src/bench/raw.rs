@@ -10,8 +10,8 @@ use std::{
 
 use super::timing::{ms, throughput};
 use kivu::{
+    Result,
     backend::{encoder::Sequence, model_inputs::ModelInputs},
-    error::Result,
     onnx::{Runtime, Session},
     tokenizer::Encoding,
 };

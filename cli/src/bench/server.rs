@@ -11,8 +11,8 @@ use std::{
 use super::timing::{ms, throughput};
 use crate::program;
 use kivu::{
+    Error, Result,
     config::{Config, EngineChoice, memory_of},
-    error::{Error, Result},
     names::{named, names},
     onnx::library,
     repository::Manifest,

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Work units per second on `threads` threads; `work` gets its thread's number and returns the units done.
 pub fn throughput(threads: usize, work: impl Fn(usize) -> Result<usize> + Sync) -> Result<f64> {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use kivu::{
-    error::Result,
+    Result,
     pipeline::Task,
     repository::{Manifest, TaskSettings},
     tokenizer::{Encoding, Side, Tokenizer, Truncation, WindowOptions},

@@ -20,8 +20,8 @@ use crate::{
     terminal::{Format, Progress},
 };
 use kivu::{
+    Error, Result,
     config::Config,
-    error::{Error, Result},
     repository::{Bundle, manifest::check_name},
 };
 use kivu_compiler::{

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A model that `kivu serve NAME` downloads and builds.
 #[derive(Debug, Serialize)]

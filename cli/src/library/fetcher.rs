@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::resolve::load_runtime;
-use kivu::{config::Config, error::Result, locked, repository::Meter};
+use kivu::{Result, config::Config, locked, repository::Meter};
 use kivu_compiler::{
     Progress,
     library::{

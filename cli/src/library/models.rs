@@ -13,8 +13,8 @@ use serde::Serialize;
 use super::catalogue::{self, catalogue};
 use crate::{examples::examples, quality, terminal::Format};
 use kivu::{
+    Result,
     config::Config,
-    error::Result,
     pipeline::Task,
     repository::{
         Bundle,

@@ -8,8 +8,8 @@ use super::resolve::require_local;
 use crate::examples::examples;
 use crate::terminal::{Progress, print};
 use kivu::{
+    Error, Result,
     cloud::Cloud,
-    error::{Error, Result},
     repository::{remote, s3::Url},
 };
 use kivu_compiler::library::hub::RepositoryName;

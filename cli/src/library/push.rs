@@ -11,9 +11,9 @@ use crate::{
     terminal::{Progress, print},
 };
 use kivu::{
+    Error, Result,
     cloud::Cloud,
     config::Config,
-    error::{Error, Result},
     repository::{Bundle, remote, s3::Url},
 };
 

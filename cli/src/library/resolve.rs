@@ -10,9 +10,10 @@ use crate::{
     terminal::{Progress, print_aside},
 };
 use kivu::{
+    Error, Result,
     cloud::Cloud,
     config::{Config, EngineChoice, InstructionSet, parse_instructions},
-    error::{Error, Result, quoted},
+    error::quoted,
     model::Model,
     onnx::Runtime,
     repository::{manifest::Precision, s3::Url},

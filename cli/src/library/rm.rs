@@ -10,11 +10,7 @@ use clap::Args;
 
 use crate::examples::examples;
 use crate::terminal::print;
-use kivu::{
-    config::Config,
-    error::{Error, Result},
-    repository::folder,
-};
+use kivu::{Error, Result, config::Config, repository::folder};
 use kivu_compiler::{
     BUNDLE_FILES,
     library::{

@@ -7,9 +7,10 @@ use serde_json::json;
 
 use crate::{examples::examples, quality, terminal::print};
 use kivu::{
+    Error, Result,
     cloud::Cloud,
     config::Config,
-    error::{Error, Result, quoted},
+    error::quoted,
     repository::{Bundle, Manifest, manifest::Precision, remote, s3::Url},
 };
 use kivu_compiler::library::{

@@ -20,9 +20,9 @@ use super::{
 };
 use crate::examples::examples;
 use kivu::{
+    Error, Result,
     cloud::Cloud,
     config::{Config, FleetConfig},
-    error::{Error, Result},
     model::Model,
     names::named,
     repository::manifest::Precision,

@@ -5,7 +5,7 @@ use std::{process::ExitCode, time::SystemTime};
 use clap::Args;
 
 use crate::{examples::examples, tasks::batch::listed, terminal::print};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use kivu_http::{Date, KeyLimits, make_limited_key};
 
 /// Make an API key, and the line that makes a server accept it

@@ -33,10 +33,10 @@ use super::{
 };
 use crate::examples::examples;
 use kivu::{
+    Error, Result,
     backend::MappedFiles,
     cloud::Cloud,
     config::{Config, Load, ModelConfig, OtlpConfig, parse_address, parse_bytes},
-    error::{Error, Result},
     model::Catalog,
     repository::manifest::check_name,
     telemetry::{Otlp, Prometheus},

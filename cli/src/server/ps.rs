@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{examples::examples, library::models::age, terminal::Format};
 use kivu::{
+    Error, Result,
     address::{shown, without_user},
     clock,
     config::Config,
-    error::{Error, Result},
 };
 
 /// How long the server may take.

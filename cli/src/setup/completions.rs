@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::examples::examples;
 use crate::terminal::print;
-use kivu::error::Result;
+use kivu::Result;
 
 /// Print a script that completes commands and options in a shell
 #[derive(Debug, Args)]

@@ -12,9 +12,9 @@ use serde_json::json;
 use crate::examples::examples;
 use crate::terminal::{Progress, print};
 use kivu::{
+    Result,
     backend::{native, processor::Int8Instructions},
     config::{Config, InstructionSet},
-    error::Result,
     onnx::{
         Runtime,
         library::{FOLDER, locate},

@@ -10,10 +10,7 @@ use std::{
 use clap::Args;
 
 use crate::{examples::examples, library::resolve::require_local, terminal::print};
-use kivu::{
-    config,
-    error::{Error, Result},
-};
+use kivu::{Error, Result, config};
 
 const TEMPLATE: &str = include_str!("kivu.toml");
 /// The line with `models` in the template.

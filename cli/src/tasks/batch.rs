@@ -23,9 +23,10 @@ use crate::{
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
+    Error, Result,
     cloud::Cloud,
     config::{Config, OtlpConfig, parse_lists},
-    error::{Error, Message, Result, quoted},
+    error::{Message, quoted},
     model::Model,
     pipeline::Task,
     repository::s3::Url,

@@ -9,7 +9,7 @@ use crate::{
     library::models::age,
     terminal::{Format, print_aside},
 };
-use kivu::{clock, cloud::Cloud, error::Result, repository::s3::Url};
+use kivu::{Result, clock, cloud::Cloud, repository::s3::Url};
 use kivu_jobs::{JobState, ListedJob, list};
 
 /// List jobs with outputs in S3: running, waiting, stale, failed and finished ones

@@ -26,10 +26,9 @@ use crate::{
     terminal::{print, print_aside},
 };
 use kivu::{
-    Deadline,
+    Deadline, Error, Result,
     cloud::Cloud,
     config::{Config, list_text},
-    error::{Error, Result},
     locked,
     model::{Model, Pipeline},
     pipeline::{

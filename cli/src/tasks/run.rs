@@ -18,12 +18,7 @@ use crate::{
     library::resolve::{BuildArguments, open},
     terminal::{is_read, print_aside},
 };
-use kivu::{
-    cloud::Cloud,
-    config::Config,
-    error::{Error, Result},
-    model::Pipeline,
-};
+use kivu::{Error, Result, cloud::Cloud, config::Config, model::Pipeline};
 use kivu_jobs::{Prediction, Predictions, TextPredictor};
 
 /// Lines from a file or a pipe that run together.

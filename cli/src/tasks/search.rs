@@ -11,12 +11,7 @@ use crate::{
     services::{Hit, SearchRequest, Services},
     terminal::{Format, Progress, print_aside},
 };
-use kivu::{
-    cloud::unsupported,
-    config::Config,
-    error::{Error, Result},
-    pipeline::Task,
-};
+use kivu::{Error, Result, cloud::unsupported, config::Config, pipeline::Task};
 use kivu_compiler::library::model_library::ModelLibrary;
 
 /// Search text files by meaning

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::files::weights::Weight;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The only supported format version.
 const VERSION: u64 = 1;

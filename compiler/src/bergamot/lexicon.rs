@@ -4,10 +4,7 @@
 //! maximum list length, and the lengths of the two parts that follow: the offsets of each source token's list and of
 //! the end (64 bits each), and the lists (32 bits per id).
 
-use kivu::{
-    error::{Error, Result},
-    pipeline::seq2seq::shortlist::Shortlist,
-};
+use kivu::{Error, Result, pipeline::seq2seq::shortlist::Shortlist};
 
 const MAGIC: u64 = 0xF11A_48D5_0134_17F5;
 const HEADER: usize = 6;

@@ -19,8 +19,8 @@ use super::{
     tokenizers::parts::to_bytes,
 };
 use kivu::{
+    Error, Result,
     backend::Engine,
-    error::{Error, Result},
     hexadecimal::hex,
     pipeline::{
         Task,

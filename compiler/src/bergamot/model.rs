@@ -13,7 +13,7 @@ use crate::{
         Memory, Names, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves,
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Class name; the files do not state it.
 const ARCHITECTURE: &str = "BergamotStudent";

@@ -33,8 +33,8 @@ use crate::{
     tokenizers::token_rows::knows_unknown_words,
 };
 use kivu::{
+    Error, Result,
     backend::{Engine, Signature},
-    error::{Error, Result},
     model::EncoderPipeline,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},

@@ -9,7 +9,7 @@ use crate::{
     },
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::embedding::{
         EmbeddingPipeline,
         pooling::normalize,

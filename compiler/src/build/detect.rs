@@ -16,7 +16,8 @@ use crate::{
     seq2seq,
 };
 use kivu::{
-    error::{Error, Message, Result, quoted},
+    Error, Result,
+    error::{Message, quoted},
     repository::bundle::{MANIFEST, TOKENIZER},
 };
 

@@ -8,7 +8,7 @@ use crate::onnx::{
     Value, functions,
     layers::{Layers, Projection},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 impl Writer<'_> {
     /// Writes one layer.

@@ -19,10 +19,7 @@ use crate::{
         },
     },
 };
-use kivu::{
-    error::{Error, Result},
-    pipeline::classification::scores::ScoreFunction,
-};
+use kivu::{Error, Result, pipeline::classification::scores::ScoreFunction};
 
 /// Class name suffixes for models with a label head.
 const CLASSIFIERS: [(&str, HeadKind); 2] = [

@@ -23,8 +23,8 @@ use crate::{
     quantize::layer_forms::LayerForms,
 };
 use kivu::{
+    Result,
     backend::{Engine, TASK_IDS},
-    error::Result,
     repository::manifest::Precision,
 };
 

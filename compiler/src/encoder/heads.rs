@@ -16,10 +16,7 @@ use crate::{
     },
     sentence_transformers::modules::{Dense, Modules, POOLED},
 };
-use kivu::{
-    backend::native::MULTI_VECTORS,
-    error::{Error, Result, quoted},
-};
+use kivu::{Error, Result, backend::native::MULTI_VECTORS, error::quoted};
 
 /// Output with each vocabulary entry's maximum logit.
 pub const LARGEST_LOGITS: &str = "largest_logits";

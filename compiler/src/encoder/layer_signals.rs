@@ -2,7 +2,7 @@
 
 use super::{details::LayerSignals, graph::Writer};
 use crate::onnx::Value;
-use kivu::error::Result;
+use kivu::Result;
 
 /// From embeddings to a layer's signal, and the normalization of all layers' signals.
 pub const SIGNAL: &str = "ple_block.model_projection";

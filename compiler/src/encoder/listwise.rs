@@ -8,8 +8,7 @@ use crate::{
     tokenizers::tokenizer_config,
 };
 use kivu::{
-    backend::native::MULTI_VECTORS,
-    error::{Error, Result},
+    Error, Result, backend::native::MULTI_VECTORS,
     pipeline::classification::listwise::ListwiseSettings,
 };
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use kivu::error::{BoxError, Error, Result};
+use kivu::{Error, Result, error::BoxError};
 
 /// Weight names in a family.
 #[derive(Debug, Deserialize)]

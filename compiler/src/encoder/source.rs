@@ -31,9 +31,9 @@ use crate::{
     tokenizers::token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
 };
 use kivu::{
+    Error, Result,
     backend::Engine,
     config::EngineChoice,
-    error::{Error, Result},
     hexadecimal::hex,
     pipeline::{
         classification::ClassificationSettings,

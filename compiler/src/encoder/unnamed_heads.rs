@@ -15,10 +15,7 @@ use crate::{
     plan::{Plan, model_card::pipeline_tag, recipe::Strategy},
     sentence_transformers::makes_vectors,
 };
-use kivu::{
-    error::{Error, Result},
-    pipeline::Task,
-};
+use kivu::{Error, Result, pipeline::Task};
 
 /// The kind of head that the requested task needs.
 pub fn kind_for_task(plan: &Plan) -> Option<HeadKind> {

@@ -27,8 +27,8 @@ use crate::{
     tokenizers::tokenizer_config::{self, UNKNOWN, read_tokenizer, special_token},
 };
 use kivu::{
+    Error, Result,
     backend::native::MULTI_VECTORS,
-    error::{Error, Result},
     hexadecimal::hex,
     pipeline::embedding::{
         EmbeddingSettings,

@@ -19,7 +19,8 @@ use crate::{
     quantize::layer_forms::LayerForms,
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     hexadecimal::hex,
     onnx_proto::{GraphProto, ModelProto},
 };

@@ -23,8 +23,8 @@ use crate::{
     quantize::{layer_forms::LayerForms, transpose},
 };
 use kivu::{
+    Error, Result,
     backend::Engine,
-    error::{Error, Result},
     model::EncoderPipeline,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::embedding::{EmbeddingSettings, pooling::Pooling},

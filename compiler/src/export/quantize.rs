@@ -11,7 +11,7 @@ use crate::{
     quantize::{rows, transpose},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     onnx::Session,
     onnx_proto::{
         GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type,

@@ -21,9 +21,10 @@ use crate::{
     },
 };
 use kivu::{
+    Error, Result,
     backend::Engine,
     config::EngineChoice,
-    error::{Error, Result, quoted},
+    error::quoted,
     onnx_proto::{Dimension, DimensionProto, ModelProto, ValueInfoProto, data_type},
     pipeline::{
         embedding::EmbeddingSettings, entities::token_classification::TokenClassificationSettings,

@@ -1,7 +1,7 @@
 //! The words and labels that a model knows, and the n-grams that have vectors.
 
 use super::reader::Reader;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The prefix of labels.
 const LABEL: &str = "__label__";

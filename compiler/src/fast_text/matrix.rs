@@ -1,7 +1,7 @@
 //! Matrices: floats, or product-quantized rows.
 
 use super::reader::Reader;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Centroids per part of a row: a code is a byte.
 const CENTROIDS: usize = 256;

@@ -13,12 +13,12 @@ mod tree;
 use std::path::{Path, PathBuf};
 
 use kivu::{
+    Error, Result,
     backend::{
         Engine,
         native::{HIERARCHICAL_SOFTMAX, MEAN_OF_ROWS, ROW_PRODUCTS},
     },
     config::EngineChoice,
-    error::{Error, Result},
     pipeline::{
         Task,
         classification::{ClassificationSettings, scores::ScoreFunction},

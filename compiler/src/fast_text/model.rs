@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{dictionary::Dictionary, file::MAGIC, matrix::Matrix, reader::Reader};
 use crate::tokenizers::parts::to_bytes;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The output layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

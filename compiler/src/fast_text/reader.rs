@@ -1,6 +1,6 @@
 //! Little-endian values in a model file.
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The rest of a file.
 pub struct Reader<'a> {

@@ -1,6 +1,6 @@
 //! The binary tree over the labels in hierarchical softmax: a Huffman tree of their counts.
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// fastText's count for a node that does not exist yet, above all others.
 const UNKNOWN: i64 = 1_000_000_000_000_000;

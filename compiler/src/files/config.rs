@@ -6,7 +6,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::model_folder::ModelFolder;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Maximum size, far above published models. Some tables are sized by values that no weight confirms.
 const MAX_SIZE: usize = 1 << 21;

@@ -10,7 +10,8 @@ use std::{
 use serde::{Deserialize, de::DeserializeOwned};
 
 use kivu::{
-    error::{Error, Message, Result},
+    Error, Result,
+    error::Message,
     foreign_file, regular_file,
     repository::bundle::{TOKENIZER, sha256_of},
 };

@@ -14,7 +14,7 @@ use super::{
     model_folder::ModelFolder,
     weights::{Weight, Weights},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub const CONFIG: &str = "adapter_config.json";
 /// Weight files; the first that exists is used.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::io::read_json_if_exists;
-use kivu::error::Result;
+use kivu::Result;
 
 /// A folder with a model's files, or with some of them.
 ///

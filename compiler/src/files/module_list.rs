@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{config::ConfigFile, model_folder::ModelFolder};
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 pub const MODULES: &str = "modules.json";
 /// Classes with separate modules for queries and documents, and their settings.

@@ -11,10 +11,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sha2::{Digest, Sha256};
 
 use super::{config::ConfigFile, io as files, pickle};
-use kivu::{
-    error::{Error, Result},
-    hexadecimal::hex,
-};
+use kivu::{Error, Result, hexadecimal::hex};
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

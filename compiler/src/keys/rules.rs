@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// Sets of keys by group and name.
 type Sets = BTreeMap<String, BTreeMap<String, Set>>;

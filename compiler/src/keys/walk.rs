@@ -34,10 +34,7 @@ use crate::{
     tokenizers::{classes, tokenizer_config},
 };
 use kivu::{
-    error::{Error, Result, quoted},
-    hexadecimal::hex,
-    pipeline::Task,
-    repository::bundle::TOKENIZER,
+    Error, Result, error::quoted, hexadecimal::hex, pipeline::Task, repository::bundle::TOKENIZER,
 };
 
 /// The settings of a text generator.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{files::io as files, plan::path_id::canonical};
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     repository::{Bundle, bundle::MANIFEST},
 };
 

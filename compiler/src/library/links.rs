@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::{files::io::list, plan::path_id::canonical};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Refuses symbolic links in a model's folder that lead out of it: what they name may be any file on this machine. In
 /// the hub's cache, a commit's files are links to the repository's `blobs`.

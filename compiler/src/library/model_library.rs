@@ -29,9 +29,9 @@ use crate::{
     quality::Samples,
 };
 use kivu::{
+    Error, Result,
     backend::Engine,
     config::{Config, EngineChoice},
-    error::{Error, Result},
     hexadecimal::hex,
     pipeline::Task,
     regular_file,

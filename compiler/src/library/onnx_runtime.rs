@@ -7,8 +7,8 @@ use tempfile::NamedTempFile;
 use super::pip::{self, Package};
 use crate::plan::progress::Progress;
 use kivu::{
+    Error, Result,
     config::Config,
-    error::{Error, Result},
     onnx::{
         Runtime,
         library::{FOLDER, VERSION, file_name, locate},

@@ -18,11 +18,7 @@ use crate::{
         scratch::{Scratch, run},
     },
 };
-use kivu::{
-    error::{Error, Result},
-    regular_file,
-    repository::Meter,
-};
+use kivu::{Error, Result, regular_file, repository::Meter};
 
 /// The pause between two measurements of a download. `pip` reports its progress in a form that depends on its version.
 const MEASURING_INTERVAL: Duration = Duration::from_millis(200);

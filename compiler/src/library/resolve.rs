@@ -12,10 +12,11 @@ use super::{
 };
 use crate::RECIPES;
 use kivu::{
+    Error, Result,
     address::shown_value,
     cloud::Cloud,
     config::{Config, EngineChoice},
-    error::{Error, Result, quoted},
+    error::quoted,
     model::Model,
     names::similar,
     repository::{Manifest, bundle::MANIFEST, s3::Url},

@@ -12,7 +12,7 @@ use prost::Message;
 
 use crate::files::{io as files, weights::combined_sha256};
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{EXTERNAL, ModelProto, StringStringEntryProto, TensorProto},
     repository::bundle::sha256_of,
 };

@@ -30,8 +30,9 @@ use super::{
     sentence_transformers::transformer_folder,
 };
 use kivu::{
+    Error, Result,
     config::EngineChoice,
-    error::{Error, Message, Result},
+    error::Message,
     onnx::Runtime,
     pipeline::{
         Task,

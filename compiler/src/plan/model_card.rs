@@ -6,10 +6,7 @@ use saphyr_parser::{Event, Parser};
 
 use super::Plan;
 use crate::files::io::read_if_exists;
-use kivu::{
-    error::{Error, Result},
-    pipeline::Task,
-};
+use kivu::{Error, Result, pipeline::Task};
 
 const FILE: &str = "README.md";
 /// The line before and after the front matter.

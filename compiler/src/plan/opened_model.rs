@@ -2,8 +2,8 @@
 
 use crate::{onnx::WEIGHTS, quantize::layer_forms::LayerForms};
 use kivu::{
+    Result,
     backend::{Engine, Signature},
-    error::Result,
     onnx_proto::ModelProto,
     pipeline::{Task, seq2seq::Decoder},
     repository::{

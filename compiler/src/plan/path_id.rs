@@ -11,10 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::recipe::Recipe;
 use crate::files::io as files;
-use kivu::{
-    error::{Error, Result},
-    hexadecimal::hex,
-};
+use kivu::{Error, Result, hexadecimal::hex};
 
 /// Hashes the names and [versions](version) of a folder's files; for a recipe, including all folders it names.
 pub fn path_id(path: &Path) -> Result<String> {

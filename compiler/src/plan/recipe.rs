@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::progress::Progress;
 use crate::{files::io as files, library::pip};
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::{
         Task,
         embedding::{

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::files::io as files;
-use kivu::error::Result;
+use kivu::Result;
 
 /// A recipe from `models/`.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,10 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::files::io::create_folder;
-use kivu::{
-    error::{Error, Result},
-    locked,
-};
+use kivu::{Error, Result, locked};
 
 /// Name prefix for scratch folders.
 const PREFIX: &str = ".kivu-build-";

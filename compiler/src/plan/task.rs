@@ -14,11 +14,7 @@ use super::{
     recipe::Strategy,
 };
 use crate::files::{config::ConfigFile, module_list::has_pooling};
-use kivu::{
-    error::{Error, Result, quoted},
-    pipeline::Task,
-    repository::TaskSettings,
-};
+use kivu::{Error, Result, error::quoted, pipeline::Task, repository::TaskSettings};
 
 /// Names for sparse vectors: the model card tags of SPLADE models, which a build can be asked for like a task.
 pub const SPARSE: [&str; 3] = ["sparse-encoder", "splade", "sparse"];

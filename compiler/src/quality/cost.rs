@@ -6,7 +6,7 @@ use std::{path::Path, time::Duration};
 use serde::Serialize;
 
 use crate::files::io as files;
-use kivu::error::Result;
+use kivu::Result;
 
 /// Size and speed for one weight form.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

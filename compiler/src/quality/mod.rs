@@ -23,7 +23,7 @@ pub use self::{
 };
 use super::plan::recipe::QualityFloor;
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     repository::manifest::{Precision, Quality},
 };
 

@@ -16,8 +16,9 @@ use super::{
 };
 use crate::plan::progress::Progress;
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result, quoted},
+    error::quoted,
     model::EncoderPipeline,
     pipeline::{
         Input,

@@ -10,7 +10,10 @@ use super::{
     samples::{Rows, Texts, named, text_column},
 };
 use crate::files::io as files;
-use kivu::error::{Error, Message, Result, quoted};
+use kivu::{
+    Error, Result,
+    error::{Message, quoted},
+};
 use kivu_jobs::{ColumnFile, Parquet};
 
 const VECTOR: [&str; 3] = ["embedding", "vector", "kivu_embedding"];

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{build::calibration, plan::progress::Progress};
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     model::{EncoderPipeline, Model},
     pipeline::{
         Task,

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use super::SENTENCES;
 use kivu::{
-    error::{Error, Message, Result, quoted},
+    Error, Result,
+    error::{Message, quoted},
     pipeline::{
         Task,
         classification::zero_shot::{Labels, Template, ZeroShotOptions},

@@ -18,13 +18,13 @@ use crate::{
     plan::{LoadRuntime, opened_model::MODEL, progress::Progress},
 };
 use kivu::{
+    Error, Result,
     backend::{
         Deadline, Engine,
         encoder::EncoderBackend,
         native::{NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
         tensors::TensorEncoder,
     },
-    error::{Error, Result},
     model::EncoderPipeline,
     onnx::OnnxBackend,
     pipeline::{

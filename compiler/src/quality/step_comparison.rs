@@ -25,12 +25,12 @@ use crate::{
     quality::cost::Comparison,
 };
 use kivu::{
+    Error, Result,
     backend::{
         Deadline,
         routing::Route,
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
-    error::{Error, Result},
     onnx::{OnnxSeq2Seq, Parallelism, Runtime},
     pipeline::{
         generation::{GenerationOptions, SourceInfo, generate},

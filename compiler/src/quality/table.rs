@@ -13,11 +13,7 @@ use super::{
     step_comparison,
 };
 use crate::plan::progress::Progress;
-use kivu::{
-    error::{Error, Result},
-    model::Model,
-    repository::manifest::Quality,
-};
+use kivu::{Error, Result, model::Model, repository::manifest::Quality};
 
 /// Texts that are read before the time is taken, so that weights are in memory.
 const WARM_UP: usize = 8;

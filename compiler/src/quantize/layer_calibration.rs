@@ -11,12 +11,12 @@ use std::{
 use crate::quantize;
 use async_trait::async_trait;
 use kivu::{
+    Result,
     backend::{
         Schedule, Signature,
         encoder::{EachText, EncoderBackend, EncoderCall, Sequence},
         native::{NativeModel, TextOutputs},
     },
-    error::Result,
     locked,
     repository::manifest::Precision,
     tokenizer::Encoding,

@@ -23,7 +23,7 @@ use super::{
     sentence_transformers::modules::{Modules, POOLED, TOKENS, expect_normalized, makes_scores},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::embedding::{DenseSettings, EmbeddingSettings, pooling::Pooling},
 };
 

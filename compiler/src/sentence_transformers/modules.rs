@@ -17,7 +17,7 @@ use crate::{
     quantize::transpose,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::{POOLING_MASK, embedding::pooling::Pooling},
 };
 

@@ -9,10 +9,7 @@ use crate::{
     },
     onnx::{GraphBuilder, Value, data_type, functions},
 };
-use kivu::{
-    error::{Error, Result, quoted},
-    pipeline::embedding::pooling::Pooling,
-};
+use kivu::{Error, Result, error::quoted, pipeline::embedding::pooling::Pooling};
 
 /// A pooling module.
 #[derive(Debug)]

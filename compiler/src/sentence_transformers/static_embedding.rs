@@ -25,12 +25,12 @@ use crate::{
     tokenizers::parts::to_bytes,
 };
 use kivu::{
+    Error, Result,
     backend::{
         Engine,
         native::{MEAN_OF_INT8_ROWS, MEAN_OF_ROWS},
     },
     config::EngineChoice,
-    error::{Error, Result},
     repository::manifest::Precision,
     repository::{STATIC_EMBEDDING, TaskSettings},
     tokenizer::Tokenizer,

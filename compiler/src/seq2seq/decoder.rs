@@ -9,7 +9,7 @@ use crate::{
     files::weights::Weights,
     onnx::{Dimension, ModelProto, Value, any, data_type, fixed, integer, layers::Buckets},
 };
-use kivu::{error::Result, repository::manifest::Precision};
+use kivu::{Result, repository::manifest::Precision};
 
 /// Writes `model`'s decoder.
 ///

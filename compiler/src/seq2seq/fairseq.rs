@@ -13,7 +13,7 @@ use crate::{
     onnx::layers::{Activation, NormKind},
     plan::Plan,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub const M2M100: &str = "m2m_100";
 pub const MARIAN: &str = "marian";

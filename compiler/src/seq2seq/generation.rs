@@ -13,7 +13,7 @@ use crate::files::{
     model_folder::ModelFolder,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::generation::{GenerationOptions, GenerationSettings, TokenIds},
 };
 

@@ -24,8 +24,9 @@ use crate::{
     },
 };
 use kivu::{
+    Error, Result,
     backend::Engine,
-    error::{Error, Result, quoted},
+    error::quoted,
     pipeline::{
         Task,
         seq2seq::{LanguagePair, Languages, Seq2SeqSettings},

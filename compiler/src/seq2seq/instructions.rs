@@ -6,10 +6,7 @@ use serde_json::{Map, Value};
 
 use super::t5;
 use crate::files::config::ConfigFile;
-use kivu::{
-    error::{Error, Result},
-    pipeline::seq2seq::Languages,
-};
+use kivu::{Error, Result, pipeline::seq2seq::Languages};
 
 /// A translation entry in `task_specific_params`, such as `translation_en_to_de`.
 pub struct Instruction {

@@ -5,7 +5,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{Activation, Buckets, NormKind},
 };
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 const SHARED: &str = "shared.weight";
 const SOURCE: &str = "encoder.embed_tokens.weight";

@@ -15,7 +15,7 @@ use crate::{
     },
     quantize,
 };
-use kivu::{error::Result, repository::manifest::Precision};
+use kivu::{Result, repository::manifest::Precision};
 
 /// Block sizes that the runtime supports, fastest first.
 const BLOCKS: [usize; 5] = [256, 128, 64, 32, 16];

@@ -10,7 +10,7 @@ use crate::{
     files::weights::Weights,
     onnx::{ModelProto, Value, any, data_type, fixed, layers::BucketValues},
 };
-use kivu::{error::Result, repository::manifest::Precision};
+use kivu::{Result, repository::manifest::Precision};
 
 /// Writes `model`'s encoder.
 pub fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {

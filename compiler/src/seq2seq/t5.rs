@@ -8,7 +8,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{Activation, Buckets, NormKind},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub use super::weight_names::{MT5, T5};
 

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::{
         Task,
         seq2seq::{Languages, TargetToken, TokenSide},

@@ -9,7 +9,8 @@ use crate::{
     tokenizers::parts::{Template, to_bytes},
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     pipeline::seq2seq::{Languages, are_languages, tagged},
     repository::bundle::TOKENIZER,
 };

@@ -18,10 +18,7 @@ use crate::{
         },
     },
 };
-use kivu::{
-    error::{Error, Result},
-    repository::bundle::TOKENIZER,
-};
+use kivu::{Error, Result, repository::bundle::TOKENIZER};
 
 pub const CONFIG: &str = "tokenizer_config.json";
 pub const VOCABULARY: &str = "vocab.json";

@@ -13,10 +13,7 @@ use crate::files::{
     io::{read, read_json},
     model_folder::ModelFolder,
 };
-use kivu::{
-    error::{Error, Result},
-    repository::bundle::TOKENIZER,
-};
+use kivu::{Error, Result, repository::bundle::TOKENIZER};
 
 const VOCABULARY: &str = "vocab.json";
 const MERGES: &str = "merges.txt";

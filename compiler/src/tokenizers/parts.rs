@@ -5,7 +5,7 @@ use std::iter;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A token that is never split.
 pub fn added(content: &str, id: impl Serialize) -> Value {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::files::{io::parse_tokenizer, model_folder::ModelFolder};
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::seq2seq::UnknownTokens,
     tokenizer::{Tokenizer, Truncation},
 };

@@ -7,7 +7,7 @@ use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder},
     model_types::Family,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.

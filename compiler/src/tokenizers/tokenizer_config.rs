@@ -15,11 +15,7 @@ use crate::{
     files::{config::ConfigFile, io as files, model_folder::ModelFolder},
     model_types::Family,
 };
-use kivu::{
-    error::{Error, Result},
-    repository::bundle::TOKENIZER,
-    tokenizer::Tokenizer,
-};
+use kivu::{Error, Result, repository::bundle::TOKENIZER, tokenizer::Tokenizer};
 
 /// File name.
 pub const NAME: &str = "tokenizer_config.json";

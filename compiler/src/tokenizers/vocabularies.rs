@@ -10,10 +10,7 @@ use super::{
     sentencepiece::SentencePieces,
 };
 use crate::files::{config::ConfigFile, io::read};
-use kivu::{
-    error::{Error, Result},
-    repository::bundle::TOKENIZER,
-};
+use kivu::{Error, Result, repository::bundle::TOKENIZER};
 
 const WORDS: &str = "vocab.txt";
 const PIECES: &str = "sentencepiece.bpe.model";

@@ -5,7 +5,7 @@ use std::{fmt::Debug, sync::Arc};
 use async_trait::async_trait;
 
 use super::{Deadline, Schedule, Signature};
-use kivu_base::error::Result;
+use kivu_base::Result;
 use kivu_text::Encoding;
 
 /// An encoder's input.

@@ -1,7 +1,7 @@
 //! Weight files that a graph refers to.
 
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{EXTERNAL, GraphProto, ModelProto, NodeProto, TensorProto},
 };
 

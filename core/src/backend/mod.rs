@@ -30,8 +30,9 @@ use serde::{Deserialize, Serialize};
 pub use native::ABSENT;
 
 use kivu_base::{
+    Error, Result,
     clock::Instant,
-    error::{Error, Result, quoted},
+    error::quoted,
     tensor::{ElementType, Tensor},
 };
 

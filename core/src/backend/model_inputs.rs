@@ -4,7 +4,8 @@ use std::num::NonZeroUsize;
 
 use super::{LABEL_VECTORS, Schedule, Signature, TASK_IDS, TensorSpec, encoder::Sequence};
 use kivu_base::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     tensor::{ElementType, Elements, Tensor},
 };
 

@@ -12,7 +12,7 @@ use super::{
     Deadline, Engine, RemoteSource, Signature, encoder::EncoderBackend, seq2seq::Seq2SeqBackend,
     speed::Speed,
 };
-use kivu_base::{clock::Instant, error::Result};
+use kivu_base::{Result, clock::Instant};
 
 /// Where a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,7 +295,7 @@ mod tests {
 
     use super::*;
     use crate::backend::RemoteBackend;
-    use kivu_base::error::Error;
+    use kivu_base::Error;
 
     const LOCAL: Location = Location::Local(Engine::Onnx);
 

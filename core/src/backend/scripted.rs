@@ -8,7 +8,7 @@ use crate::backend::{
     Backend, Deadline, Schedule, Signature,
     seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
 };
-use kivu_base::{error::Result, locked, tensor::Tensor};
+use kivu_base::{Result, locked, tensor::Tensor};
 
 type Script = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
 

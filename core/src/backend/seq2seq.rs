@@ -5,7 +5,7 @@ use std::{fmt::Debug, num::NonZeroUsize};
 use async_trait::async_trait;
 
 use super::Deadline;
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 /// Runs an encoder, and lends its decoder to a function.
 ///

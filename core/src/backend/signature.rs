@@ -2,7 +2,7 @@
 
 use super::{Signature, TensorSpec};
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{Dimension, DimensionProto, GraphProto, ValueInfoProto, data_type},
     tensor::ElementType,
 };

@@ -11,7 +11,7 @@ use super::{
     model_inputs::ModelInputs,
 };
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     tensor::{ElementType, Elements, Tensor},
 };
 

@@ -3,7 +3,7 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use kivu_base::error::{Error, Result, quoted};
+use kivu_base::{Error, Result, error::quoted};
 
 /// Model task, named as on the Hugging Face Hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -29,10 +29,7 @@ use crate::{
     connect::{Client, ClientError, Connector, FleetSettings, client},
     failure::{Attempt, AttemptFailure, FailureKind},
 };
-use kivu_base::{
-    error::{Error, Result},
-    tensor::Tensor,
-};
+use kivu_base::{Error, Result, tensor::Tensor};
 use kivu_core::backend::TensorSpec;
 use kivu_telemetry::{request::current_trace, trace::Trace};
 

@@ -24,7 +24,7 @@ use crate::{
     failure::{Attempt, AttemptFailure, FailureKind},
 };
 use kivu_base::{
-    error::Result,
+    Result,
     json::{self, Budget, ReadError},
     tensor::Tensor,
 };

@@ -3,10 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::{codec, messages::TensorMetadata, protocol::Description};
-use kivu_base::{
-    error::{Error, Result},
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, tensor::ElementType};
 use kivu_core::backend::{Interface, Schedule, Signature, TensorSpec};
 
 /// Rows per batch if the model sets no limit: enough for a GPU, with little padding.

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use http::Uri;
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// The protocol that carries KServe v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const DAY: Duration = Duration::from_hours(24);
 const MAX_YEAR: u32 = 9999;

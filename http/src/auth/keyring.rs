@@ -6,10 +6,7 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::key_limits::KeyLimits;
-use kivu::{
-    error::{Error, Result},
-    hexadecimal::hex,
-};
+use kivu::{Error, Result, hexadecimal::hex};
 
 /// Prefix for every key, by which secret scanners recognize a leaked one.
 const PREFIX: &str = "kivu_";

@@ -11,10 +11,10 @@ use tokio::sync::Mutex;
 
 use super::keyring::{Key, Keyring};
 use kivu::{
+    Error, Result,
     clock::Timestamp,
     cloud::{Cloud, Secret},
     config::AuthConfig,
-    error::{Error, Result},
     regular_file,
 };
 

@@ -22,9 +22,9 @@ pub use self::{
 use self::{keyring::Key, keys::Keys, quotas::Quotas, rate::Rates};
 use super::bodies::rejection::Rejection;
 use kivu::{
+    Error, Result,
     cloud::Cloud,
     config::{AuthConfig, AuthMode},
-    error::{Error, Result},
 };
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");

@@ -9,10 +9,10 @@ use std::{
 use tokio::sync::Mutex;
 
 use kivu::{
+    Result,
     clock::{self, Timestamp},
     cloud::{Claim, Cloud, QuotaTable},
     config::AuthConfig,
-    error::Result,
     locked,
 };
 

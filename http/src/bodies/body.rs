@@ -20,7 +20,7 @@ use super::{
     rejection::Rejection,
 };
 use crate::service::{app::App, models::caller_models::CallerModels};
-use kivu::{backend::Deadline, error::Error};
+use kivu::{Error, backend::Deadline};
 
 /// The limit for methods other than POST, which need no permit: no route reads more from them than a form with a word.
 const MAX_BYTES_WITHOUT_PERMIT: usize = 1024;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use kivu::{config::Limits, error::Error, json, locked};
+use kivu::{Error, config::Limits, json, locked};
 
 /// Less is not counted, so that short requests are served while long ones fill the memory.
 const MAX_UNCOUNTED_BYTES: usize = 16 * 1024;

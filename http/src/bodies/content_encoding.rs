@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, StatusCode, header::CONTENT_ENCODING};
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
 
 use super::rejection::Rejection;
-use kivu::error::Error;
+use kivu::Error;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentEncoding {

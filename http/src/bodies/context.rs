@@ -10,7 +10,7 @@ use crate::service::{
     app::App, models::caller_models::CallerModels, models::used_models::UsedModels,
     response_limit::ResponseLimit,
 };
-use kivu::{backend::Deadline, error::Result, task::Scope};
+use kivu::{Result, backend::Deadline, task::Scope};
 
 const BACKGROUND_TIMEOUT: Duration = Duration::from_hours(1);
 

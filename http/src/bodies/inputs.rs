@@ -10,7 +10,7 @@ use std::{
 
 pub use kivu::task::count;
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{Content, List},
     pipeline::{Input, embedding::roles},
     telemetry::request::count_texts,

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use kivu::error::Error;
+use kivu::Error;
 
 /// When clients should retry by default, in seconds.
 const RETRY_AFTER_S: u64 = 1;

@@ -19,7 +19,7 @@ use super::{
 use crate::{auth, fields, service::app::App};
 pub use kivu::json::{from_known, from_value};
 use kivu::{
-    error::Error,
+    Error,
     json::{self, Budget, Tree},
 };
 

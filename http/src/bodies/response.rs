@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::request::Context;
 use kivu::{
+    Result,
     backend::{Engine, routing::Location},
-    error::Result,
     pipeline::{Usage, classification::scores::descending},
 };
 

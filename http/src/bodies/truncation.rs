@@ -4,11 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::inputs;
-use kivu::{
-    error::{Error, Result},
-    task::TruncationParameters,
-    tokenizer::Side,
-};
+use kivu::{Error, Result, task::TruncationParameters, tokenizer::Side};
 
 /// What Cohere's and NVIDIA's clients send: `NONE` refuses long texts, the others truncate them at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

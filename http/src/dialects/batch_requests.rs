@@ -22,8 +22,8 @@ use crate::{
     },
 };
 use kivu::{
+    Error,
     config::Limits,
-    error::Error,
     json::Budget,
     task::requests::{Requests, Respond},
 };

@@ -27,7 +27,7 @@ use crate::{
     tasks::ranking::{DocumentsRequest, RankedDocument, rank_documents},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{Content, Tree, check},
     json_schemas::{Text, TextOrObject, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},

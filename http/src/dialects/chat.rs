@@ -13,8 +13,8 @@ use crate::bodies::{
     response::with_usage,
 };
 use kivu::{
-    clock,
-    error::{Error, Result, quoted},
+    Error, Result, clock,
+    error::quoted,
     json::Content,
     model::Pipeline,
     pipeline::{

@@ -20,7 +20,7 @@ use crate::{
     tasks::ranking::{self, CohereResponse, DocumentsRequest},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::Content,
     json_schemas::{Object, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},

@@ -11,10 +11,7 @@ use crate::bodies::{
     vectors::Form,
 };
 use kivu::{
-    error::{Error, Result},
-    json::Content,
-    json_schemas::Inputs,
-    pipeline::embedding::VectorKind,
+    Error, Result, json::Content, json_schemas::Inputs, pipeline::embedding::VectorKind,
     task::embedding::EmbeddingParameters,
 };
 

@@ -22,8 +22,8 @@ use crate::{
     service::{app::App, models::caller_models::CallerModels},
 };
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result},
     json::Content,
     json_schemas::{Alias, InputsOrObjects},
     pipeline::{

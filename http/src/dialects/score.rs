@@ -17,8 +17,7 @@ use crate::{
     tasks::ranking::raw_scores,
 };
 use kivu::{
-    clock,
-    error::{Error, Result},
+    Error, Result, clock,
     json::Content,
     json_schemas::Texts,
     pipeline::{Usage, classification::ranking::RankingPipeline},

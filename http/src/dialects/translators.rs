@@ -31,7 +31,8 @@ use crate::{
     },
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     json::Content,
     json_schemas::{Digit, Texts},
     pipeline::{

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{Fields, Known, Refused},
     names::similar,
 };

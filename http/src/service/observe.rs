@@ -29,7 +29,7 @@ use crate::{
     routes,
 };
 use kivu::{
-    error::Error,
+    Error,
     telemetry::{
         self,
         request::{Outcome, RequestDetails, RequestRecord, Stage},

@@ -30,7 +30,7 @@ use crate::{
     },
     dialects::{Dialect, ErrorBody},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// What the document says, in `routes/texts.json`.
 #[derive(Deserialize)]

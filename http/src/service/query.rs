@@ -3,7 +3,7 @@
 use axum::http::{Method, request::Parts};
 
 use crate::{fields, routes};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// What Azure's clients send, which is no field of Bedrock's bodies.
 const VERSION: &str = "api-version";

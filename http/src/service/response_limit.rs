@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use futures::future::BoxFuture;
 
 use crate::bodies::rejection::Rejection;
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A platform's limit for a response, in the form in which it is sent.
 #[derive(Clone, Copy, Debug)]

@@ -22,11 +22,7 @@ use tower_service::Service;
 
 use super::observe::Observed;
 use crate::bodies::rejection::Rejection;
-use kivu::{
-    backend::Deadline,
-    error::{Error, Result},
-    locked,
-};
+use kivu::{Error, Result, backend::Deadline, locked};
 
 /// The shortest interval between a failed attempt and the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -12,11 +12,7 @@ use tower_service::Service;
 
 use super::{app::App, example};
 use crate::router;
-use kivu::{
-    config::Limits,
-    error::{Error, Result},
-    model::Catalog,
-};
+use kivu::{Error, Result, config::Limits, model::Catalog};
 
 /// Answers an example request with each model in `catalog`, so that its weights are in memory, and code and allocator have run
 /// once; then forgets what it measured, and closes the connections to fleets.

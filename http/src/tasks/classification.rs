@@ -10,7 +10,7 @@ use crate::bodies::{
     response::{OneOrMany, check_predictions, predictions, with_usage},
 };
 use kivu::{
-    error::Result,
+    Result,
     json::{Content, Kind, flattened},
     json_schemas::{OneOrManyClassified, Pairs, Texts},
     model::Model,

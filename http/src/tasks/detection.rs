@@ -16,7 +16,7 @@ use crate::{
     service::models::caller_models::CallerModels,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::Content,
     model::Pipeline,
     pipeline::{Input, Task, Usage, classification::scores::descending, seq2seq::identified_code},

@@ -22,7 +22,7 @@ use crate::{
     service::models::caller_models::CallerModels,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{self, Content, FromJson, Kind, Tree, check},
     json_schemas::{Inputs, OneText, Texts},
     pipeline::{

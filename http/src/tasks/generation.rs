@@ -13,7 +13,7 @@ use crate::bodies::{
     response::{OneOrMany, with_usage},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{self, Content},
     json_schemas::Texts,
     pipeline::{

@@ -3,11 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::bodies::inputs;
-use kivu::{
-    error::{Error, Result},
-    json,
-    pipeline::seq2seq::Seq2SeqPipeline,
-};
+use kivu::{Error, Result, json, pipeline::seq2seq::Seq2SeqPipeline};
 
 /// The parts of a body.
 pub struct HubBody {

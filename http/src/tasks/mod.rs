@@ -46,7 +46,7 @@ use super::{
     fields::known,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{Known, Tree, check},
     model::{Model, Pipeline},
     task::labels,

@@ -17,7 +17,7 @@ use crate::{
     fields::known,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{Content, Tree, flattened},
     json_schemas::{Object, Text, TextOrObject, Texts},
     pipeline::{

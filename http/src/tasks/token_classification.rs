@@ -10,7 +10,7 @@ use crate::bodies::{
     response::{OneOrMany, with_usage},
 };
 use kivu::{
-    error::Result,
+    Result,
     json::Content,
     json_schemas::Texts,
     task::entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},

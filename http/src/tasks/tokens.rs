@@ -12,7 +12,7 @@ use crate::bodies::{
     request::{Context, JsonRequest, RequestBody},
 };
 use kivu::{
-    error::Error,
+    Error,
     json::{Content, flattened},
     json_schemas::{Texts, TokenIdLists},
     task::tokens::{TextToken, TokenParameters},

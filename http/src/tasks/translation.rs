@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::detection::{self, DetectedLanguage, identify};
 use crate::bodies::{inputs, rejection::ApiResult, request::Context, response::with_usage};
 use kivu::{
-    error::{Error, Result, at_text, quoted},
+    Error, Result,
+    error::{at_text, quoted},
     json::{Content, flattened},
     json_schemas::{Object, Texts},
     model::{Entry, Model, Pipeline},

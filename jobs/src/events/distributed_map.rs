@@ -32,7 +32,7 @@ use crate::{
     rows::{CHUNK_ROWS, Layout, Parquet, RowReader},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     repository::s3::{Condition, Store, Url, fit_key},
     telemetry::trace::Trace,
 };

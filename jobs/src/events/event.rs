@@ -15,10 +15,7 @@ use super::{
     streams::{Firehose, StreamBatch},
     warehouse::{self, Redshift, Snowflake},
 };
-use kivu::{
-    error::{Error, Result},
-    repository::s3::Url,
-};
+use kivu::{Error, Result, repository::s3::Url};
 
 /// Maximum message nesting: an SQS message may contain an SNS message, which contains an event.
 const MAX_DEPTH: usize = 4;

@@ -21,9 +21,9 @@ use crate::{
     sink::Sinks,
 };
 use kivu::{
+    Error, Result,
     cloud::{Cloud, EventBus, Queue},
     config::Config,
-    error::{Error, Result},
     model::Model,
     repository::s3::{Change, Object, Url},
     task::requests::Requests,

@@ -7,8 +7,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::output::answer::{Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult};
 use kivu::{
-    error::{Error, Result},
-    locked,
+    Error, Result, locked,
     pipeline::embedding::vectors::StoredVector,
     repository::s3::{Condition, Store, Url},
 };

@@ -12,8 +12,8 @@ use crate::{
     output::answer::{Answer, Cell, Columns, ErrorKind, RowResult},
 };
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result},
     json::kind,
     model::Model,
     pipeline::embedding::{similarity::cosine, vectors::StoredVector},

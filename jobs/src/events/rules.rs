@@ -9,8 +9,8 @@ use crate::{
     sink::{SinkSettings, Sinks},
 };
 use kivu::{
-    config,
-    error::{Error, Result, quoted},
+    Error, Result, config,
+    error::quoted,
     model::Model,
     repository::s3::{Object, Url, fit_key},
 };

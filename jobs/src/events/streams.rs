@@ -27,8 +27,8 @@ use crate::{
     rows::{BYTE_ORDER_MARK, JsonLinesReader, Piece, RowReader},
 };
 use kivu::{
+    Error, Result,
     cloud::Cloud,
-    error::{Error, Result},
     repository::s3::{Condition, fit_key},
 };
 

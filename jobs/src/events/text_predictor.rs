@@ -9,10 +9,7 @@ use crate::{
     output::answer::{Answer, Cell, Columns, RowResult},
     rows::write_line,
 };
-use kivu::{
-    error::{Error, Result},
-    model::Model,
-};
+use kivu::{Error, Result, model::Model};
 
 /// Runs a model on texts, with a job's parameters and results.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use super::{
     row_function::{check_size, earlier},
     rules::Rules,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Maximum unpacked size of a request.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024 * 1024;

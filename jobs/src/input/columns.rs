@@ -15,7 +15,7 @@ use crate::{
         CsvReader, Fields, JsonLinesReader, Layout, Parquet, RowReader, TEXT_COLUMN, TextReader,
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A file of JSON Lines, CSV or text, plain or compressed, or of Parquet.
 pub struct ColumnFile {

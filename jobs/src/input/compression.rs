@@ -10,7 +10,7 @@ use std::{
 
 use flate2::{bufread::GzDecoder, write::GzEncoder};
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Maximum ratio between a text's unpacked and packed size; outputs below [`MIN_CHECKED_BYTES`] are not checked.
 const MAX_RATIO: u64 = 400;

@@ -15,7 +15,7 @@ use crate::{
     output::answer::RowError,
     rows::{Layout, Parquet},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Default number of flipped bits per file; the environment variable `FLIPS` overrides it.
 const FLIPS: u64 = 100;

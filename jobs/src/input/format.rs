@@ -11,10 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
 use crate::rows::{Layout, PARQUET_MAGIC, has_known_column, is_request, reading};
-use kivu::{
-    error::{Error, Message, Result},
-    foreign_file,
-};
+use kivu::{Error, Result, error::Message, foreign_file};
 
 /// Extensions of formats that Kivu does not write.
 const UNSUPPORTED_NAMES: [&str; 14] = [

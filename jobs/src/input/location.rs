@@ -10,7 +10,7 @@ use std::{
 };
 
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     repository::s3::{Object, Store, Url},
 };
 

@@ -25,8 +25,7 @@ use super::{
 };
 use crate::rows::{Layout, reading};
 use kivu::{
-    error::{Error, Result},
-    locked,
+    Error, Result, locked,
     repository::s3::{Object, Reader, Store, Url},
 };
 

@@ -8,8 +8,8 @@ use uuid::Uuid;
 use super::parameters::Parameters;
 use crate::sink::SinkSettings;
 use kivu::{
+    Error, Result,
     config::Limits,
-    error::{Error, Result},
     model::{Model, ModelSettings},
 };
 

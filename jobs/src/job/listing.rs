@@ -10,7 +10,7 @@ use crate::output::{
     report_file,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     repository::s3::{Store, Url},
 };
 

@@ -52,7 +52,7 @@ use super::{
     sink::{SinkSettings, SinkWriter},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     model::Model,
     repository::s3::{Change, Store, Url},
     task::requests::{Requests, Respond},

@@ -9,7 +9,7 @@ use crate::{
     rows::{CsvOptions, Layout},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     model::ModelSettings,
     names::{choice, described, named, names},
     task::{JobOption, JobOptions, OptionForm},

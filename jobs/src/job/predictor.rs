@@ -8,8 +8,8 @@ use crate::output::answer::{
     label_columns, score_column,
 };
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result},
     model::{Model, Pipeline},
     pipeline::{
         Input, Task, Usage,

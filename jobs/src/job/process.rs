@@ -31,7 +31,7 @@ use crate::{
         TextReader,
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Chunks that are predicted concurrently, so that the model's threads stay busy at a chunk's end.
 pub const CHUNKS_AT_ONCE: usize = 3;

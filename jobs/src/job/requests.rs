@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::predictor::Predictor;
 use crate::output::answer::{Answer, Answers, Cell, Columns, ErrorKind, RowError};
-use kivu::{error::Result, task::requests::Respond};
+use kivu::{Result, task::requests::Respond};
 
 /// Requests that are processed at once, within a chunk of rows.
 const AT_ONCE: usize = 8;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{pieces::Pieces, report::Progress};
 use crate::rows::{Footers, Layout};
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::redaction::placeholders::Mapping,
     repository::{
         s3::{Multipart, Part},

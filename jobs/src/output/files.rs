@@ -8,10 +8,7 @@ use std::{
 
 use tempfile::TempPath;
 
-use kivu::{
-    error::{Error, Result},
-    regular_file,
-};
+use kivu::{Error, Result, regular_file};
 
 /// Metadata for `path` without following links; `None` if it does not exist.
 pub fn lookup(path: &Path) -> Result<Option<Metadata>> {

@@ -20,7 +20,7 @@ use super::{
     pieces::Pieces,
     report_file,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Attempts to claim a job while another process finishes or starts a job for the same output.
 const TRIES: usize = 20;

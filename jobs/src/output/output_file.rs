@@ -17,10 +17,7 @@ use super::{
     report_file,
 };
 use crate::input::location::{Existing, JobInput};
-use kivu::{
-    error::{Error, Result},
-    regular_file,
-};
+use kivu::{Error, Result, regular_file};
 
 /// Maximum file name length in common file systems.
 const MAX_NAME_BYTES: usize = 255;

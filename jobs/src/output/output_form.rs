@@ -4,7 +4,7 @@ use crate::input::{
     compression::Compression,
     format::{Format, NamedForm},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const TAB: u8 = b'\t';
 const COMMA: u8 = b',';

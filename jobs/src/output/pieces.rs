@@ -14,7 +14,7 @@ use crate::{
     },
 };
 use kivu::{
-    error::Result,
+    Result,
     pipeline::redaction::placeholders::{Mapping, Memory},
 };
 

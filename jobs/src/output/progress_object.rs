@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{checkpoint::State, report::Progress};
 use kivu::{
-    clock,
-    error::Result,
+    Result, clock,
     repository::s3::{Condition, Store, Url, fit_key},
     telemetry::job::record_speed,
 };

@@ -14,8 +14,7 @@ use super::{
 };
 use crate::input::location::{Existing, JobOutput};
 use kivu::{
-    error::{Error, Result},
-    regular_file,
+    Error, Result, regular_file,
     repository::s3::{Condition, Object, Store, Url, fit_key},
 };
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::input::location::{Existing, JobInput};
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     repository::s3::{Change, Condition, MIN_PART_BYTES, Object, Store, Url, fit_key},
 };
 

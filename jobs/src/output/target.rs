@@ -7,7 +7,7 @@ use super::{
     progress_object::ProgressObject, report::Progress,
 };
 use crate::{input::compression::unwritable, rows::Rows, sink::SinkWriter};
-use kivu::{error::Result, telemetry::job::record_rows};
+use kivu::{Result, telemetry::job::record_rows};
 
 /// Where output pieces are written.
 pub enum Target {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::csv::dialect::{CsvOptions, Dialect};
 use crate::output::answer::{Columns, RowError, RowResult};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Magic bytes at a Parquet file's start and end.
 pub const PARQUET_MAGIC: &[u8] = b"PAR1";

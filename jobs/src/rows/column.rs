@@ -1,7 +1,7 @@
 //! Names for text and answer columns.
 
 use super::csv::dialect::DELIMITERS;
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// Recognized text column names, best first.
 const TEXT_COLUMNS: [&str; 12] = [

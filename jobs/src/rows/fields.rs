@@ -12,7 +12,7 @@ use super::{
     numbers::is_exact,
 };
 use crate::output::answer::{ErrorKind, RowError, RowResult};
-use kivu::{error::Result, json::wrong_scalar};
+use kivu::{Result, json::wrong_scalar};
 
 /// Columns of a file, by name.
 pub struct Fields {

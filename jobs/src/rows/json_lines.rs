@@ -25,7 +25,7 @@ use crate::{
     output::answer::{Cell, Column, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult, names},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     json::{syntax, wrong_scalar},
 };
 

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use super::chunk::{MAX_ROW_BYTES, reading};
 use crate::output::answer::{ErrorKind, RowError};
-use kivu::error::Result;
+use kivu::Result;
 
 /// Some programs write it at the start of UTF-8 files.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range};
 
 use super::chunk::{Layout, RowReader};
 use crate::input::opened::OpenInput;
-use kivu::{cloud::unsupported, error::Result};
+use kivu::{Result, cloud::unsupported};
 
 /// Reads Parquet files. Their columns write them: see [`ParquetColumns`](super::chunk::ParquetColumns).
 pub trait ParquetFormat: fmt::Debug + Sync {

@@ -8,7 +8,7 @@ use super::{
     csv::records::Splitter,
     json_fields::{TextField, other_type},
 };
-use kivu::error::{Error, Message, Result};
+use kivu::{Error, Result, error::Message};
 
 /// Replaces a text.
 type Replace<'a> = dyn FnMut(&str) -> Result<String> + 'a;

@@ -13,7 +13,7 @@ use crate::{
     input::compression::Packer,
     output::answer::{Cell, ErrorKind, RowError, RowResult},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A chunk that reaches this size ends before [`CHUNK_ROWS`] rows: responses may be a thousand times longer.
 const CHUNK_BYTES: usize = 16 * 1024;

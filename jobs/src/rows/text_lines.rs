@@ -10,7 +10,7 @@ use super::{
     lines::{Lines, foreign_byte, line_text},
 };
 use crate::output::answer::{ErrorKind, RowError};
-use kivu::error::Result;
+use kivu::Result;
 
 /// The column of the texts in the output.
 pub const TEXT_COLUMN: &str = "text";

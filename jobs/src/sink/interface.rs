@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::record::Record;
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// A refused record's place, and the reason.
 pub type Refusal = (usize, String);

@@ -10,7 +10,7 @@ use crate::{
     output::answer::{Answers, RowError, RowResult},
     rows::{CHUNK_ROWS, Fields, Head, Ids, RowReader, Rows, failed},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Rows that are sent together at most: as many as S3 Vectors accepts.
 const BATCH_ROWS: usize = 500;

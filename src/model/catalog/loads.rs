@@ -25,8 +25,9 @@ use crate::{
     repository::{Bundle, bundle::Home},
 };
 use kivu_base::{
+    Error, Result,
     config::{Config, resident_memory},
-    error::{Error, Message, Result},
+    error::Message,
     locked,
 };
 use kivu_core::backend::Engine;

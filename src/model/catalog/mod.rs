@@ -20,8 +20,8 @@ use self::{loads::Loads, refresh::Refresh, shared::Shared};
 use super::Model;
 use crate::cloud::Cloud;
 use kivu_base::{
+    Error, Result,
     config::{Config, Load},
-    error::{Error, Result},
 };
 use kivu_core::backend::{Deadline, MappedFiles, native};
 

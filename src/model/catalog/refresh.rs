@@ -22,12 +22,7 @@ use crate::{
     },
     repository::s3::Url,
 };
-use kivu_base::{
-    clock::Timestamp,
-    config::Config,
-    error::{Error, Result},
-    locked,
-};
+use kivu_base::{Error, Result, clock::Timestamp, config::Config, locked};
 
 /// How often folders are read.
 const FOLDER_INTERVAL: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use super::{
     bundle::{Bundle, Home, MANIFEST},
     s3::{Store, Url},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 pub use self::{
     pull::{cached, pull, refetch},

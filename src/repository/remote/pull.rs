@@ -17,10 +17,7 @@ use crate::repository::{
     manifest,
     s3::{Object, Store, Url},
 };
-use kivu_base::{
-    error::{Error, Result},
-    hexadecimal::hex,
-};
+use kivu_base::{Error, Result, hexadecimal::hex};
 
 /// Fetches `bundle` into the folder `out`; `false` if the folder already contains it.
 ///

@@ -24,11 +24,7 @@ use crate::repository::{
     s3::{Condition, Multipart, Object, Part, Store, Url},
     sealed,
 };
-use kivu_base::{
-    error::{Error, Result},
-    hexadecimal::hex,
-    locked, regular_file,
-};
+use kivu_base::{Error, Result, hexadecimal::hex, locked, regular_file};
 
 /// Part size in bytes. S3 accepts 10,000 parts, which is 80 GB per file.
 const PART_BYTES: u64 = 8 * 1024 * 1024;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, io};
 use serde::{Deserialize, Serialize};
 
 use super::url::Url;
-use kivu_base::error::Error;
+use kivu_base::Error;
 
 /// Smallest upload part that S3 accepts, except for the last.
 pub const MIN_PART_BYTES: usize = 5 * 1024 * 1024;

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{Buf, Bytes};
 
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 /// An object's ranges, in order, each in chunks.
 pub type Pieces = Box<dyn Iterator<Item = Result<Vec<Bytes>>> + Send>;

@@ -9,7 +9,7 @@ use super::{
     pieces::Pieces,
     url::Url,
 };
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 /// A server with objects.
 ///

@@ -2,10 +2,7 @@
 
 use std::{fmt, path::Path, str::FromStr};
 
-use kivu_base::{
-    address::shown,
-    error::{Error, Result},
-};
+use kivu_base::{Error, Result, address::shown};
 
 const SCHEME: &str = "s3://";
 /// Beginnings of the URLs that name an input or an output somewhere in Kivu.

@@ -9,11 +9,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use kivu_base::{
-    error::{Error, Result},
-    regular_file,
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, regular_file, tensor::ElementType};
 use kivu_core::backend::TensorSpec;
 
 const CONFIG: &str = "config.pbtxt";

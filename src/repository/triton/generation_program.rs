@@ -7,10 +7,7 @@ use serde_json::json;
 
 use super::config::{Options, Runner, batching, begin, copy, instances, put, tensors};
 use crate::repository::{Bundle, bundle::TOKENIZER};
-use kivu_base::{
-    error::{Error, Result},
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, tensor::ElementType};
 use kivu_core::{
     backend::TensorSpec,
     pipeline::{

@@ -8,10 +8,7 @@ use std::{fmt::Write, path::Path};
 pub use self::config::{Options, Runner, require_new};
 use self::config::{batching, begin, copy, instances, put, tensors, type_name};
 use super::{Bundle, TaskSettings, bundle::TOKENIZER};
-use kivu_base::{
-    error::{Error, Result},
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, tensor::ElementType};
 use kivu_core::backend::TensorSpec;
 
 /// Runs a graph in the backend `python`.

@@ -16,11 +16,7 @@ use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use tokio::{runtime::Handle, time::timeout};
 use tokio_rustls::rustls::{RootCertStore, crypto::ring};
 
-use kivu_base::{
-    certificates::client_tls,
-    config::OtlpReceiver,
-    error::{Error, Result, chain},
-};
+use kivu_base::{Error, Result, certificates::client_tls, config::OtlpReceiver, error::chain};
 
 /// Responses are empty, or name what was refused.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;

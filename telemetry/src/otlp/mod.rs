@@ -24,8 +24,8 @@ use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use self::{client::Client, metrics::Instruments};
 use super::request::record_reports;
 use kivu_base::{
+    Error, Result,
     config::{OtlpConfig, OtlpReceiver},
-    error::{Error, Result},
 };
 
 /// The instrumentation scope.

@@ -18,7 +18,7 @@ use crate::{
     stages::{Clock, JobOutcome, Outcome, RequestDetails, TimedStage},
     trace::Trace,
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_core::observer::Ending;
 
 /// The methods that HTTP defines. Others may be any text, which must not get into spans.

@@ -4,7 +4,7 @@ use std::{io::Read, sync::LazyLock};
 
 use flate2::read::ZlibDecoder;
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// All token lengths, a byte each, then their bytes; compressed by `tests/fixtures/make_cl100k.py`.
 const COMPRESSED: &[u8] = include_bytes!("cl100k.bin");

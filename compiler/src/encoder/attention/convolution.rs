@@ -2,7 +2,7 @@
 
 use super::distances::Convolution;
 use crate::onnx::{Value, functions, layers::Layers};
-use kivu::error::Result;
+use kivu::Result;
 
 const WEIGHT: &str = "encoder.conv.conv.weight";
 const BIAS: &str = "encoder.conv.conv.bias";

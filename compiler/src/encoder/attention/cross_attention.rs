@@ -5,7 +5,7 @@ use crate::encoder::{
     graph::Writer,
 };
 use crate::onnx::Value;
-use kivu::error::Result;
+use kivu::Result;
 
 /// Names in a layer.
 const QUERY: &str = "encoder_attn.q_proj";

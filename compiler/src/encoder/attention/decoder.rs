@@ -13,7 +13,7 @@ use crate::{
     tokenizers::tokenizer_config::names_special_token,
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::{
         Task,
         classification::{

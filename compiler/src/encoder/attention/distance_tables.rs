@@ -15,7 +15,7 @@ use crate::{
     },
     quantize::transpose,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Values that all layers share.
 pub struct DistanceTables {

@@ -4,7 +4,7 @@ use crate::{
     files::config::{ConfigFile, OneOrMany},
     onnx::layers::Activation,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// How attention uses the distance from a token to the one that attends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,7 @@ use crate::{
     files::config::ConfigFile,
     plan::{Plan, model_card::base_models},
 };
-use kivu::{
-    error::{Error, Result, quoted},
-    pipeline::classification::pair_template::PairTemplate,
-};
+use kivu::{Error, Result, error::quoted, pipeline::classification::pair_template::PairTemplate};
 
 /// A template, and how the model's answer is read.
 #[derive(Debug, Deserialize)]

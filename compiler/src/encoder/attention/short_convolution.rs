@@ -5,7 +5,7 @@ use crate::onnx::{
     Value,
     functions::{self, ConvolutionForm},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 impl Writer<'_> {
     /// The convolution between its two projections.

@@ -11,7 +11,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::Activation,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Far above any model's. No weight confirms the number, since all passes may share one layer.
 const MAX_LAYERS: usize = 1 << 10;

@@ -12,7 +12,7 @@ use crate::{
     seq2seq::fairseq::{LABELS, UNUSED_POSITIONS},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     tokenizer::{Tokenizer, Truncation},
 };
 

@@ -12,7 +12,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::{Activation, Buckets},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Number of distance buckets in MPNet. `transformers` ignores the number in the config.
 const BUCKETS: usize = 32;

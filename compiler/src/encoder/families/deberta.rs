@@ -8,7 +8,7 @@ use crate::{
         weights::{Weight, Weights},
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const IN_PROJ: &str = "in_proj.weight";
 /// In this family's `pos_att_type`.

@@ -6,7 +6,7 @@ use crate::{
     files::config::{ConfigFile, head_width},
     onnx::layers::{Activation, AttentionWindow, NormKind, Rotary, Scaling},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Maximum number of tokens for dynamic scaling, far above published models'.
 const MAX_LENGTH: usize = 1 << 21;

@@ -21,7 +21,7 @@ use crate::{
         weights::{Weight, Weights},
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The whole model, and the one for texts.
 pub const WHOLE: &str = "embedding_gemma2";

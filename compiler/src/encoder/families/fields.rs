@@ -15,7 +15,7 @@ use crate::{
     model_types::{ANY_SIZES, Family, FirstPosition, Sizes},
     onnx::layers::{Activation, AttentionWindow, NormKind},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// BERT's default for the normalizations' epsilon.
 const EPSILON: f32 = 1e-12;

@@ -12,7 +12,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow, NormKind},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The limit for attention scores.
 const CAP: &str = "attn_logit_softcapping";

@@ -9,7 +9,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::AttentionWindow,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "position_embedding_type", &"rope".to_owned())?;

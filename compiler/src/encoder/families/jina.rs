@@ -6,7 +6,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::Activation,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Whether a config with type `bert` belongs to this family.
 pub fn is_described_by(config: &ConfigFile) -> Result<bool> {

@@ -25,7 +25,7 @@ use crate::{
     onnx::layers::{Activation, AttentionWindow, Scaling, adapter_names, type_adapter_name},
     quantize::transpose,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use serde_json::Value;
 
 /// The `model_type` in `transformers`.

@@ -7,7 +7,7 @@ use crate::{
     encoder::config::{EncoderConfig, Tasks},
     files::{config::ConfigFile, weights::Weights},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub const JINA_V5: &str = "jina_embeddings_v5";
 /// The class in the authors' code.

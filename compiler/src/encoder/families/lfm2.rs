@@ -14,7 +14,7 @@ use crate::{
         layers::{Activation, AttentionWindow},
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const DEFAULTS: Defaults = Defaults {
     key_heads: Some(8),

@@ -9,7 +9,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let [span, _] = decoders::spans(config, &Defaults::LLAMA, None)?;

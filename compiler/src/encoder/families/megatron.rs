@@ -5,7 +5,7 @@ use crate::{
     encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Positions},
     files::config::ConfigFile,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;

@@ -5,7 +5,7 @@ use super::{
     fields, rope,
 };
 use crate::{encoder::config::EncoderConfig, files::config::ConfigFile};
-use kivu::error::Result;
+use kivu::Result;
 
 const DEFAULTS: Defaults = Defaults {
     key_heads: Some(8),

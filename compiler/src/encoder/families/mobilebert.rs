@@ -15,7 +15,7 @@ use crate::{
     },
     onnx::layers::{Activation, NormKind},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The layer from words, each with its neighbours, to token vectors.
 const WORDS: &str = "embeddings.embedding_transformation";

@@ -49,7 +49,7 @@ use crate::{
         tokenizer_config::{read_newer_tokenizer, read_tokenizer},
     },
 };
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
 pub fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {

@@ -6,7 +6,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = Heads::read(config)?;

@@ -6,7 +6,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// The rotations' base, which the code does not let files choose.
 const BASE: f64 = 10_000.0;

@@ -11,7 +11,7 @@ use crate::{
     onnx::layers::{Activation, AttentionWindow, ExpertKind, Scaling},
     tokenizers::tokenizer_config::{read_newer_tokenizer, read_tokenizer},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Far above published models'.
 const MAX_EXPERTS: usize = 256;

@@ -5,7 +5,7 @@ use crate::{
     encoder::config::{EncoderConfig, FeedForward, Gate, Heads},
     files::config::ConfigFile,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 pub const XLM_ROBERTA_XL: &str = "xlm-roberta-xl";
 pub const ROBERTA_PRELAYERNORM: &str = "roberta-prelayernorm";

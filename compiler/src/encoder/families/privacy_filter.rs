@@ -16,7 +16,7 @@ use crate::{
         layers::{Activation, AttentionWindow, ExpertKind, NormKind},
     },
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const DEFAULTS: Defaults = Defaults {
     key_heads: Some(2),

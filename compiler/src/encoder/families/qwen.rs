@@ -10,7 +10,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::AttentionWindow,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const DEFAULTS: Defaults = Defaults {
     key_heads: Some(32),

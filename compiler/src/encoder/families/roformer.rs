@@ -11,7 +11,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{AttentionWindow, Scaling},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The rotations' base, which no file names.
 const BASE: f64 = 10_000.0;

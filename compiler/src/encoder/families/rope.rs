@@ -9,7 +9,7 @@ use crate::{
     files::config::ConfigFile,
     onnx::layers::{QueryGrowth, Rotary, Scaling},
 };
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// The type without scaling.
 pub const DEFAULT: &str = "default";

@@ -9,7 +9,7 @@ use crate::{
     onnx::layers::NormKind,
     seq2seq::t5::{self, EPSILON, buckets, feed_forward, heads, lengths},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Reads a `config.json`; a decoder, if the files have one, is not used.
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {

@@ -11,7 +11,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::Activation,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Prefixes in files, and those in the class.
 const PREFIXES: [[&str; 2]; 2] = [["ultrabert.", "model."], ["cls.", "head.decoder."]];

@@ -16,7 +16,8 @@ use crate::{
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     pipeline::classification::label_scores::{LabelScoresSettings, PooledTokens},
     repository::TaskSettings,
     tokenizer::Tokenizer,

@@ -19,7 +19,8 @@ use crate::{
     },
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     pipeline::entities::zero_shot_entities::ZeroShotEntitiesSettings,
     repository::{TaskSettings, bundle::TOKENIZER},
     tokenizer::Tokenizer,

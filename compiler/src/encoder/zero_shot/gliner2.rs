@@ -17,7 +17,7 @@ use crate::{
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::{
         Task,
         classification::label_scores::{LabelScoresSettings, PooledTokens},

@@ -14,7 +14,7 @@ use crate::{
     onnx::{GraphBuilder, Value, data_type, float, functions, integer, layers::Layers},
     quantize::transpose,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Prefix for the layers on labels.
 const LABELS: &str = "count_embed";

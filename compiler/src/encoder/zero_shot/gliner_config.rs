@@ -6,7 +6,7 @@ use crate::{
     encoder::{config::EncoderConfig, families},
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
 };
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// Model settings.
 pub const GLINER: &str = "gliner_config.json";

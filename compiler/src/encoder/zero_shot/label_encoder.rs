@@ -14,10 +14,7 @@ use crate::{
         tokenizer_config::read_tokenizer,
     },
 };
-use kivu::{
-    error::{Error, Result},
-    pipeline::classification::label_vectors::LabelEncoderSettings,
-};
+use kivu::{Error, Result, pipeline::classification::label_vectors::LabelEncoderSettings};
 
 /// Folder with the tokenizer, and with the encoder's `config.json` if the model's settings lack it.
 pub const FOLDER: &str = "labels_tokenizer";

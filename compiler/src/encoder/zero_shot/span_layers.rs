@@ -2,7 +2,7 @@
 
 use super::word_scores::{divided, layer, linear, listed};
 use crate::onnx::{GraphBuilder, Value, data_type, layers::Layers};
-use kivu::error::Result;
+use kivu::Result;
 
 /// Constants of the span layers called `name`, in the order in which the native engine reads them: the last layer; the
 /// layers on the vectors of words that begin spans, and on both together; the same for words that end spans, without the

@@ -18,10 +18,7 @@ use crate::{
     onnx::{GraphBuilder, Value, any, data_type, fixed, integer, layers::Layers, string},
     quantize::transpose,
 };
-use kivu::{
-    backend::LABEL_VECTORS,
-    error::{Error, Result},
-};
+use kivu::{Error, Result, backend::LABEL_VECTORS};
 
 /// Input with the number of the word that begins at each token, as in GLiNER's exports.
 const WORDS: &str = "words_mask";

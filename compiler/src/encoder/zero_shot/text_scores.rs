@@ -4,7 +4,7 @@
 
 use super::word_scores::{self, divided, layer, linear, listed, rows};
 use crate::onnx::{GraphBuilder, Value, data_type, layers::Layers};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Added to a vector's length before it is divided by it, as in the package `gliclass`.
 const EPSILON: f32 = 1e-8;

@@ -8,7 +8,7 @@ use crate::{
     onnx::{GraphBuilder, Value, layers::Layers},
     quantize::transpose,
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 use kivu_engine::program::WORD_SCORES;
 
 /// A head's weight names and size.

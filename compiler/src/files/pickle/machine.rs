@@ -3,7 +3,7 @@
 use std::{collections::HashMap, rc::Rc};
 
 use super::tensor::{Kind, Storage, Tensor};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Maximum number of values on the stack, in the memo and in containers.
 const MAX_VALUES: usize = 1 << 18;

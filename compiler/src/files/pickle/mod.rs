@@ -20,7 +20,7 @@ use self::{
     machine::{Machine, Value, truncated, underflow},
     tensor::{Storage, Tensor, Values},
 };
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Maximum pickle size, a hundred times larger than in large models.
 const MAX_PICKLE_BYTES: u64 = 64 * 1024 * 1024;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// A tensor's shape and its values, row-major.
 pub type Values = (Vec<usize>, Vec<f32>);

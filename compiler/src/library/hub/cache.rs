@@ -18,7 +18,7 @@ use super::{
     repository_name::{RepositoryName, is_commit},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     hexadecimal::{hex, is_hex},
     regular_file,
     repository::{bundle::sha256_of, sealed},

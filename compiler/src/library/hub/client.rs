@@ -19,9 +19,10 @@ use super::{
     repository_name::{RepositoryName, is_commit},
 };
 use kivu::{
+    Error, Result,
     address::{shown, without_user},
     config::HubConfig,
-    error::{Error, Message, Result, chain},
+    error::{Message, chain},
     hexadecimal::{hex, is_hex},
 };
 

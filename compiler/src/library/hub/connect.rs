@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::crypto::ring;
 use tower_service::Service;
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 pub use hyper_util::client::legacy::Error as ClientError;
 

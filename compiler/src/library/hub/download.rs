@@ -16,11 +16,7 @@ use super::{
     client::{Attempt, Attempts, Failure, Hub, HubFile},
     repository_name::RepositoryName,
 };
-use kivu::{
-    error::{Error, Result},
-    regular_file,
-    repository::Meter,
-};
+use kivu::{Error, Result, regular_file, repository::Meter};
 
 /// Minimum rate in bytes per second; a slower connection is replaced.
 const MIN_RATE: u64 = 1024;

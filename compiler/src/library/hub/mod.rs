@@ -24,12 +24,7 @@ use self::{
     download::Snapshot,
     selection::{Paths, base},
 };
-use kivu::{
-    config::HubConfig,
-    error::{Error, Result},
-    hexadecimal::hex,
-    repository::Meter,
-};
+use kivu::{Error, Result, config::HubConfig, hexadecimal::hex, repository::Meter};
 
 /// Maximum size for a download without a progress bar, in bytes.
 const MAX_SMALL_BYTES: u64 = 1 << 20;

@@ -2,10 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use kivu::{
-    error::{Error, Result},
-    hexadecimal::is_hex,
-};
+use kivu::{Error, Result, hexadecimal::is_hex};
 
 /// Default branch.
 const MAIN: &str = "main";

@@ -12,7 +12,10 @@ use crate::{
     sentence_transformers::{static_folder, transformer_folder},
     seq2seq,
 };
-use kivu::error::{Error, Message, Result, quoted};
+use kivu::{
+    Error, Result,
+    error::{Message, quoted},
+};
 
 /// Model, tokenizer and generation settings files, and the model card.
 const SETTINGS: &[&str] = &[

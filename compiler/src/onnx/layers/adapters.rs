@@ -10,7 +10,7 @@ use crate::{
     files::weights::{Weight, Weights},
     onnx::{Value, functions},
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Names for a module's adapters: a matrix to narrow rows, or these rows for each id, and a matrix from them.
 pub fn adapter_names(module: &str) -> [String; 3] {

@@ -2,7 +2,7 @@
 
 use super::Layers;
 use crate::onnx::{Value, functions};
-use kivu::error::Result;
+use kivu::Result;
 
 /// How distances share values: near ones have one each, farther ones share them in logarithmic steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use crate::{
     },
     quantize,
 };
-use kivu::error::Result;
+use kivu::Result;
 
 /// Experts in a layer.
 #[derive(Clone, Copy, Debug)]

@@ -18,7 +18,7 @@ use crate::{
     },
     quantize::{self, layer_forms::LayerForms},
 };
-use kivu::{error::Result, repository::manifest::Precision};
+use kivu::{Result, repository::manifest::Precision};
 
 /// Accuracy level for `MatMulNBits` that quantizes activations too.
 const INT8_ACTIVATIONS: i64 = 4;

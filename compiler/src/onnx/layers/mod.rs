@@ -21,10 +21,7 @@ use crate::{
     files::weights::{Weight, Weights},
     quantize::{self, layer_forms::LayerForms},
 };
-use kivu::{
-    error::{Error, Result},
-    repository::manifest::Precision,
-};
+use kivu::{Error, Result, repository::manifest::Precision};
 
 /// Attention score for padding: `torch.finfo(torch.float32).min`, as in `transformers`.
 const MASKED: f32 = f32::MIN;

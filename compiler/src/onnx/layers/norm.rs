@@ -2,7 +2,7 @@
 
 use super::{Layers, NormKind};
 use crate::onnx::{Value, float, integer};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 impl Layers<'_> {
     pub fn normalize(&mut self, value: &Value, name: &str) -> Result<Value> {

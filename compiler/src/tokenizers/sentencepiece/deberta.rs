@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{SentencePieces, metaspace, precompiled};
 use crate::tokenizers::parts::{self, Template, to_bytes};
-use kivu::error::{Error, Result, quoted};
+use kivu::{Error, Result, error::quoted};
 
 /// The first pieces. The last one is for unknown characters.
 const FIRST: [&str; 4] = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"];

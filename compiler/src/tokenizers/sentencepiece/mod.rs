@@ -24,7 +24,7 @@ use crate::{
     tokenizers::parts::{Template, to_bytes},
 };
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     pipeline::seq2seq::UnknownTokens,
     repository::bundle::TOKENIZER,
     tokenizer::{LONGEST_KEYS, UNMATCHED},

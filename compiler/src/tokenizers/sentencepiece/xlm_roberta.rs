@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{SPACE, SentencePieces, precompiled, to_json};
 use crate::tokenizers::parts::{Template, added};
-use kivu::error::Result;
+use kivu::Result;
 
 /// The first ids, in place of the first three pieces.
 const FIRST: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];

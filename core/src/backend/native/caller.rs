@@ -9,7 +9,7 @@ use kivu_engine::{
 
 use super::model::{NativeModel, TextOutputs};
 use crate::backend::Deadline;
-use kivu_base::{error::Result, locked};
+use kivu_base::{Result, locked};
 
 /// Calls with fewer tokens are combined: one thread reads the weights once per call.
 pub const MIN_CALL_TOKENS: usize = 192;

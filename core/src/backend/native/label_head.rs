@@ -7,7 +7,7 @@ use kivu_engine::array::Array;
 
 use super::graph::data;
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{FUNCTIONS, GraphProto, NodeProto, TensorProto},
 };
 

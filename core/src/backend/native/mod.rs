@@ -33,7 +33,7 @@ use super::{
     encoder::{EachText, EncoderBackend, EncoderCall},
 };
 use crate::observer::record_batch;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// The instructions that the engine uses in this process.
 pub fn instructions() -> InstructionSet {

@@ -25,10 +25,7 @@ use crate::backend::{
     encoder::{Row, Sequence},
     require_unchanged,
 };
-use kivu_base::{
-    error::{Error, Result},
-    onnx_proto::ModelProto,
-};
+use kivu_base::{Error, Result, onnx_proto::ModelProto};
 
 /// One text's rows per output.
 pub type TextOutputs = Vec<Vec<f32>>;

@@ -19,7 +19,7 @@ use crate::{
     observer::record_batch,
 };
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{FUNCTIONS, ModelProto, NodeProto, TensorProto},
 };
 use kivu_text::Encoding;

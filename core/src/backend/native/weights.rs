@@ -5,9 +5,9 @@ use std::path::Path;
 use bytes::Bytes;
 use kivu_engine::array::Array;
 
-use kivu_base::error::{Error, Result};
 #[cfg(not(target_family = "wasm"))]
 use kivu_base::regular_file;
+use kivu_base::{Error, Result};
 
 /// Maps the file at `path` into memory.
 ///

@@ -34,10 +34,7 @@ use tokio::{sync::oneshot, task};
 
 use super::model::{NativeModel, TextOutputs};
 use crate::{backend::Deadline, observer::QueuedBatch};
-use kivu_base::{
-    error::{Error, Result},
-    locked,
-};
+use kivu_base::{Error, Result, locked};
 
 /// Calls with fewer tokens are combined, so that their texts share weight reads.
 pub const MIN_CALL_TOKENS: usize = 96;

@@ -14,7 +14,7 @@ use crate::pipeline::{
     },
     entities::schema::{self, Schema},
 };
-use kivu_base::error::{Error, Result, at_text};
+use kivu_base::{Error, Result, error::at_text};
 use kivu_text::{Encoding, Side, Tokenizer, Truncation, WindowOptions, WordPrompt, reach};
 
 /// Settings for a model that reads labels and text together, from its `config.json`.

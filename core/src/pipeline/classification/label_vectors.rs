@@ -13,10 +13,7 @@ use crate::pipeline::encoder::{
     Encoder, Granularity, NamedOutput, Vectors,
     encoding::{EncodingOptions, Input},
 };
-use kivu_base::{
-    error::{Error, Result},
-    locked,
-};
+use kivu_base::{Error, Result, locked};
 use kivu_text::{Side, Tokenizer, Truncation};
 
 /// A label's vector, shared by requests.

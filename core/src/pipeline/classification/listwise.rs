@@ -12,7 +12,10 @@ use crate::{
         encoder::{Encoder, Granularity, NamedOutput, Row, Vectors, usage::Usage},
     },
 };
-use kivu_base::error::{Error, Result, at_text, quoted};
+use kivu_base::{
+    Error, Result,
+    error::{at_text, quoted},
+};
 use kivu_text::{Encoding, Tokenizer, Truncation, reach};
 
 /// The tokens after the query and after each text.

@@ -21,7 +21,7 @@ use super::{
     },
 };
 use crate::backend::{Deadline, routing::Route};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text::{Tokenizer, Truncation};
 
 /// Classifier settings, from `config.json`.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use kivu_base::error::Result;
+use kivu_base::Result;
 use kivu_text::{AroundPair, Encoding, Tokenizer, Truncation};
 
 use crate::pipeline::embedding::instructions;

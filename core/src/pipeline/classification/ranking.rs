@@ -14,7 +14,7 @@ use crate::pipeline::{
     },
     encoder::{encoding::Input, usage::Usage},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// A model that ranks texts.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ use crate::pipeline::{
     },
     encoder::{encoding::Input, usage::Usage},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text::{Side, Truncation};
 
 /// The default template for models that compare a text with sentences.

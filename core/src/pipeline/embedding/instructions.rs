@@ -1,6 +1,6 @@
 //! A request's instructions: they replace the one in a model's own prompt.
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Maximum bytes of a request's prompt or instruction, which is read with each of its texts.
 pub const MAX_BYTES: usize = 16 * 1024;

@@ -31,7 +31,7 @@ use super::{
     },
 };
 use crate::backend::{Deadline, TASK_IDS, routing::Route, similarity::Query};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text::{Side, Tokenizer, Truncation};
 
 /// Request options.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use kivu_base::error::Result;
+use kivu_base::Result;
 use kivu_text::{Encoding, Tokenizer, Truncation};
 
 /// A role's text form, where it differs from other texts.

@@ -16,7 +16,7 @@ use crate::pipeline::embedding::{
     similarity::Similarity,
     sparse::{SparseSettings, StaticQueries},
 };
-use kivu_base::error::{Error, Result, quoted};
+use kivu_base::{Error, Result, error::quoted};
 
 /// A text's vector kinds.
 #[derive(

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::roles::RoleSettings;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Sparse vector settings: the graph output, and how it is converted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

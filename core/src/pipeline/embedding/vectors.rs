@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::pooling::normalize;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Number format for vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -10,10 +10,7 @@ use crate::backend::{
     tensors::TensorEncoder,
 };
 use crate::pipeline::classification::scores::ScoreFunction;
-use kivu_base::{
-    error::{Error, Result, quoted},
-    tensor::ElementType,
-};
+use kivu_base::{Error, Result, error::quoted, tensor::ElementType};
 
 /// Outputs that a task reads, and the bundle properties that they depend on.
 #[derive(Clone, Debug, PartialEq)]

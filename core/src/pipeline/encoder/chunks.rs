@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::pipeline::seq2seq::segmentation::{Segment, split};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// A text and its chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]

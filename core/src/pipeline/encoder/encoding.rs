@@ -17,10 +17,7 @@ use crate::{
     backend::{Deadline, routing::Location},
     observer::record_encoding,
 };
-use kivu_base::{
-    clock::Instant,
-    error::{Error, Result, at_text},
-};
+use kivu_base::{Error, Result, clock::Instant, error::at_text};
 use kivu_text as tokenizer;
 use kivu_text::{Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt};
 

@@ -22,10 +22,7 @@ use crate::{
     },
     observer::{record_fallback, timed_run, timed_tokenization},
 };
-use kivu_base::{
-    error::{Error, Result},
-    locked,
-};
+use kivu_base::{Error, Result, locked};
 
 /// A request's work, for a local model `L` or the fleet's model `R`.
 #[async_trait]

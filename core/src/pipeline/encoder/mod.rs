@@ -28,10 +28,7 @@ use crate::backend::{
     model_inputs::ModelInputs,
     routing::Route,
 };
-use kivu_base::{
-    clock::Instant,
-    error::{Error, Result},
-};
+use kivu_base::{Error, Result, clock::Instant};
 use kivu_text::Tokenizer;
 
 /// The granularity of the outputs that a task reads.

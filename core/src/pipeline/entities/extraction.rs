@@ -16,8 +16,8 @@ use crate::pipeline::{
     classification::scores::{ScoreFunction, descending, sigmoid},
     encoder::{Granularity, Row, executor::tokenize, usage::Usage},
 };
-use kivu_base::error::{Error, Result};
 pub use kivu_base::json::Ordered;
+use kivu_base::{Error, Result};
 use kivu_text as tokenizer;
 use kivu_text::{Tokenizer, Truncation, WindowOptions, WordForm, WordPrompt};
 

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use self::tags::{OUTSIDE, TagScheme, TransitionBiases};
 use super::redaction::placeholders::Mapping;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text::Tokenizer;
 
 /// How token labels become entity labels.

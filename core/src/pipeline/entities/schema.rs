@@ -1,6 +1,6 @@
 //! Schemas in front of a text, as the package `gliner2` writes them: a name, and labels behind it.
 
-use kivu_base::error::{Error, Result, quoted};
+use kivu_base::{Error, Result, error::quoted};
 use kivu_text as tokenizer;
 use kivu_text::{Tokenizer, WordForm, WordPrompt};
 

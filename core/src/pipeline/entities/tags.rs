@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Label for tokens outside entities.
 pub const OUTSIDE: &str = "O";

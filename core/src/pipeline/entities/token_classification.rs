@@ -22,7 +22,7 @@ use crate::pipeline::{
     },
     redaction::{Redaction, Redactor},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text::{Tokenizer, Truncation, WindowOptions};
 
 /// Token classification settings, from `config.json`.

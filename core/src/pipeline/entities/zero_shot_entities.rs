@@ -23,7 +23,7 @@ use crate::pipeline::{
     },
     redaction::{Redaction, Redactor},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text as tokenizer;
 use kivu_text::{Tokenizer, Truncation, WindowOptions, WordForm, WordPrompt};
 

@@ -7,7 +7,7 @@ use super::{
     scores::{self, Candidate, Row, log_sum, top},
     settings::EarlyStopping,
 };
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 /// Added to discarded hypotheses' scores, which keeps their order.
 const ASIDE: f32 = -1e9;

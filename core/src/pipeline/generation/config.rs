@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::settings::{EarlyStopping, GenerationOptions, GenerationSettings, TokenIds};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Default `max_new_tokens` in `transformers`.
 const DEFAULT_NEW_TOKENS: usize = 20;

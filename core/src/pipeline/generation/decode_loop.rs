@@ -7,7 +7,7 @@ use super::{
     sampler::Sampler,
 };
 use crate::backend::{Deadline, seq2seq::Decoder};
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// A source sequence whose target is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::{
     config::{GenerationConfig, Sampling},
     scores::{largest, log_softmax},
 };
-use kivu_base::{error::Result, random};
+use kivu_base::{Result, random};
 
 const NEVER: f32 = f32::NEG_INFINITY;
 

@@ -5,7 +5,7 @@ use super::{
     hypothesis::{Continuation, Generated},
     scores::{best, largest, not_a_number},
 };
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 /// Sequences for one source.
 #[derive(Debug)]

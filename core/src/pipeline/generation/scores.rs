@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Scores per vector iteration.
 const LANES: usize = 16;

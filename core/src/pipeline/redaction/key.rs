@@ -12,10 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use sha2::Sha256;
 
-use kivu_base::{
-    error::{Error, Result},
-    hexadecimal::hex,
-};
+use kivu_base::{Error, Result, hexadecimal::hex};
 
 /// Bytes in a key.
 const KEY_BYTES: usize = 32;

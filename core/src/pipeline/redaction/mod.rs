@@ -16,7 +16,7 @@ use self::{
     places::{Places, entity_places},
 };
 use super::entities::{Entity, EntityCount, EntityLabel, TextEntities};
-use kivu_base::error::Result;
+use kivu_base::Result;
 
 /// The label of a placeholder that stood in the text before.
 pub const LITERAL: &str = "PLACEHOLDER";

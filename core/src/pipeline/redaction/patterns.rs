@@ -13,10 +13,7 @@ use super::{
     checks,
     plain::{Plain, Separators},
 };
-use kivu_base::{
-    error::{Error, Result},
-    names::choice,
-};
+use kivu_base::{Error, Result, names::choice};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

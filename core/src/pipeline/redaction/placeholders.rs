@@ -16,7 +16,7 @@ use serde::{
 use serde_json::Value;
 
 use super::key::Key;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// What a placeholder has besides the label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]

@@ -21,7 +21,7 @@ use crate::{
         generation::{Generated, GenerationConfig, GenerationSettings, SourceInfo, generate},
     },
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Maximum decoder rows per batch: sentences times beams or samples.
 const MAX_ROWS: usize = 32;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use isolang::Language;
 
 use super::settings::Languages;
-use kivu_base::error::{Error, Result, quoted};
+use kivu_base::{Error, Result, error::quoted};
 
 /// ISO 639 macrolanguages, and the individual language that a model has for them: NLLB has only individual languages.
 const INDIVIDUAL: &str = include_str!("macrolanguages.txt");

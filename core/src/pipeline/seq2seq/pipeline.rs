@@ -25,10 +25,7 @@ use crate::{
         generation::{Bounds, Generated, GenerationConfig, GenerationOptions},
     },
 };
-use kivu_base::{
-    clock::Instant,
-    error::{Error, Result, at_text},
-};
+use kivu_base::{Error, Result, clock::Instant, error::at_text};
 use kivu_text::{SpecialTokens, Token, Tokenizer};
 
 /// A model that generates texts from texts.

@@ -20,8 +20,7 @@ use crate::{
     },
 };
 use kivu_base::{
-    error::{Error, Result},
-    locked,
+    Error, Result, locked,
     tensor::{ElementType, Elements, Tensor},
 };
 use kivu_text::Encoding;

@@ -8,7 +8,7 @@ use crate::{
     backend::Signature,
     pipeline::generation::{GenerationOptions, GenerationSettings},
 };
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// Encoder-decoder settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

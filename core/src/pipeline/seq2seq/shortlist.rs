@@ -3,7 +3,7 @@
 //! With some 700 candidates instead of 32,000 a small model skips most work in each step. A list has the ids that are
 //! always allowed, and each source token's likely translations.
 
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 
 /// The format and its version.
 const MAGIC: [u8; 8] = *b"KIVUSHL1";

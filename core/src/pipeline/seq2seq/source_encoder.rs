@@ -10,7 +10,7 @@ use super::{
     unknown_text::{Masked, Readable, readable},
 };
 use crate::pipeline::generation::GenerationOptions;
-use kivu_base::error::{Error, Result};
+use kivu_base::{Error, Result};
 use kivu_text::{SpecialTokens, Token, Tokenizer};
 
 /// When a text is split.

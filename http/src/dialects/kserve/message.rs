@@ -25,7 +25,8 @@ use crate::bodies::{
     response::{by_model, model_headers},
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     json::{self, Budget, FromJson, Kind},
     pipeline::{Usage, generation::GenerationOptions},
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},

@@ -29,8 +29,8 @@ use crate::{
     tasks::check_same,
 };
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result},
     json::Budget,
     model::{Entry, ModelState},
 };

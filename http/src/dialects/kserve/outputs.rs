@@ -3,8 +3,8 @@
 use super::message::{Output, check_padded};
 use crate::bodies::request::Context;
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result},
     pipeline::{Input, Usage, entities::token_classification::TokenClassificationPipeline},
     task::{
         classification::Scores,

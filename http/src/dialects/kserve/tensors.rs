@@ -14,7 +14,8 @@ use crate::{
     tasks::classification::prepare_zero_shot,
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    Error, Result,
+    error::quoted,
     json::{Known, check},
     model::{Model, Pipeline},
     pipeline::{Input, Task, classification::scores::ScoreFunction},

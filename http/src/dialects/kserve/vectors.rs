@@ -6,7 +6,7 @@ use super::{
 };
 use crate::bodies::request::Context;
 use kivu::{
-    error::Result,
+    Result,
     pipeline::{
         Input,
         embedding::{EmbeddingPipeline, EmbeddingSettings, Embeddings, VectorKind},

@@ -18,7 +18,8 @@ use crate::bodies::{
     vectors::Form,
 };
 use kivu::{
-    error::{Error, Result, at_text},
+    Error, Result,
+    error::at_text,
     json::Content,
     json_schemas::{OptionalText, OptionalTexts},
     model::{Model, ModelState},

@@ -25,7 +25,7 @@ use crate::{
     },
     service::{app::App, models::pull::FetchProgress},
 };
-use kivu::{backend::Deadline, error::Error};
+use kivu::{Error, backend::Deadline};
 
 /// The last line's status.
 const SUCCESS: &str = "success";

@@ -9,8 +9,8 @@ use axum::{
 
 use crate::{auth::Caller, bodies::rejection::Rejection, service::app::App};
 use kivu::{
+    Error, Result,
     backend::Deadline,
-    error::{Error, Result},
     model::{Catalog, Entry},
 };
 

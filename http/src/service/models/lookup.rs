@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::bodies::request::Context;
 use kivu::{
-    error::{Error, Result},
+    Error, Result,
     model::{Entry, Model, Pipeline},
     pipeline::{
         Task,

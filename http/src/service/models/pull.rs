@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf};
 
 #[cfg(doc)]
-use kivu::error::Error;
-use kivu::error::Result;
+use kivu::Error;
+use kivu::Result;
 
 /// Fetches models that are not served yet.
 pub trait FetchModel: fmt::Debug + Send + Sync {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// The most frequent delimiter in a header is used; in a tie, the tab, or else the first in this list.
 pub const DELIMITERS: [u8; 5] = *b",;\t|\x01";

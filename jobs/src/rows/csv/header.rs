@@ -12,7 +12,7 @@ use crate::rows::{
     chunk::{CsvHeader, MAX_ROW_BYTES},
     lines::BYTE_ORDER_MARK,
 };
-use kivu::error::{Error, Message, Result};
+use kivu::{Error, Result, error::Message};
 
 /// Limited because column names are stored several times.
 const MAX_HEADER_BYTES: usize = 1024 * 1024;

@@ -27,7 +27,7 @@ use crate::{
     input::compression::Packer,
     output::answer::{Cell, Column, Columns, ErrorKind, RowError, RowResult, names},
 };
-use kivu::error::{Error, Message, Result};
+use kivu::{Error, Result, error::Message};
 
 pub struct CsvReader {
     source: Source,

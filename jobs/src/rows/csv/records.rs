@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::dialect::{Dialect, LineEnd, shown};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 /// Splits a CSV file's bytes into records.
 ///

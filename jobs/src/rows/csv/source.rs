@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use crate::rows::chunk::{MAX_ROW_BYTES, reading};
-use kivu::error::{Error, Result};
+use kivu::{Error, Result};
 
 const BUFFER_BYTES: usize = 256 * 1024;
 

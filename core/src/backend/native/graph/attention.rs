@@ -11,7 +11,7 @@ use kivu_engine::{
 };
 
 use super::{Meaning, Operation, Reader, float, integer, other_inputs, unsupported};
-use kivu_base::{error::Result, onnx_proto::NodeProto};
+use kivu_base::{Result, onnx_proto::NodeProto};
 
 /// Attention parameters from a node.
 struct Settings {

@@ -9,7 +9,7 @@ use kivu_engine::{array::Array, floats::Floats};
 
 use super::{Reader, unsupported};
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{EXTERNAL, TensorProto, data_type},
 };
 

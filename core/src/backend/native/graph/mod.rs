@@ -26,7 +26,7 @@ pub use self::constants::data;
 use super::stages::{Operation, assign_slots, divide};
 use crate::backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec};
 use kivu_base::{
-    error::{Error, Result},
+    Error, Result,
     onnx_proto::{AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto},
     tensor::ElementType,
 };

@@ -14,7 +14,7 @@ use kivu_engine::{
 use super::{
     ExpertForm, Meaning, Operation, Reader, float, inputs, integer, other_inputs, unsupported,
 };
-use kivu_base::{error::Result, onnx_proto::NodeProto};
+use kivu_base::{Result, onnx_proto::NodeProto};
 
 /// Maximum number of rows that one row is joined from, far above published models'.
 const MAX_NEIGHBOURS: usize = 63;

@@ -12,10 +12,7 @@ use kivu_engine::{
 };
 
 use super::{Meaning, Operation, Reader, inputs, other_inputs};
-use kivu_base::{
-    error::{Error, Result},
-    onnx_proto::NodeProto,
-};
+use kivu_base::{Error, Result, onnx_proto::NodeProto};
 
 /// Maximum number of words in a span, as in builds.
 const MAX_LENGTHS: usize = 256;
