@@ -95,7 +95,8 @@ impl Tables {
     ) -> Result<Self> {
         const ALL: [&str; 4] = [SHARED, SOURCE, TARGET, OUTPUT];
         let is_shared = config.is_set_or("share_encoder_decoder_embeddings", true)?;
-        let is_tied = config.is_set_or("tie_word_embeddings", config.model_type() != MT5)?;
+        let is_tied = config.is_set_or("tie_word_embeddings", config.model_type() != MT5)?
+            && !(is_newer_t5(config)? && weights.has(OUTPUT));
         let [sources, targets, outputs]: [&[&str]; 3] = match (is_shared, is_tied) {
             (true, true) => [&ALL; 3],
             // Its encoder and its decoder have no tables of their own.
@@ -129,6 +130,14 @@ impl Tables {
             bias: weights.has(BIAS).then(|| BIAS.to_owned()),
         })
     }
+}
+
+/// Whether version 5 of `transformers` wrote the config of a T5 or mT5: it then says that tables are tied, also if the
+/// file has another output matrix, which is read.
+pub fn is_newer_t5(config: &ConfigFile) -> Result<bool> {
+    let version: Option<String> = config.get("transformers_version")?;
+    let is_newer = version.is_some_and(|version| version.starts_with("5."));
+    Ok(is_newer && [T5, MT5].contains(&config.model_type()))
 }
 
 /// Position of the normalizations.
@@ -283,6 +292,10 @@ mod tests {
             let found = find(t5.clone(), &[(name, 1.0), (OUTPUT, 2.0)]);
             assert_eq!(found.unwrap(), [name, name, OUTPUT]);
         }
+        let newer = json!({"model_type": "mt5", "tie_word_embeddings": true, "transformers_version": "5.23.0"});
+        let found = find(newer.clone(), &[(SHARED, 1.0), (OUTPUT, 2.0)]);
+        assert_eq!(found.unwrap(), [SHARED, SHARED, OUTPUT]);
+        assert_eq!(find(newer, &[(SHARED, 1.0)]).unwrap(), [SHARED; 3]);
         let own = json!({"model_type": "marian", "share_encoder_decoder_embeddings": false});
         let found = find(own, &[(SOURCE, 1.0), (OUTPUT, 2.0)]);
         assert_eq!(found.unwrap(), [SOURCE, OUTPUT, OUTPUT]);

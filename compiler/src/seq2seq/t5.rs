@@ -1,7 +1,7 @@
 //! T5 and mT5, v1.0 and v1.1.
 
 use super::{
-    model::{Distances, Memory, Norms, Positions, Seq2SeqModel, Stack, Tables},
+    model::{Distances, Memory, Norms, Positions, Seq2SeqModel, Stack, Tables, is_newer_t5},
     weight_names::Names,
 };
 use crate::{
@@ -56,18 +56,13 @@ pub fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Res
     };
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
-    let is_tied = config
-        .get("tie_word_embeddings")?
-        .unwrap_or(config.model_type() != MT5);
-    // `transformers` 5 reads this field; older versions scale if `tie_word_embeddings` is set.
-    if let Some(found) = config
-        .get::<bool>("scale_decoder_outputs")?
-        .filter(|found| *found != is_tied)
-    {
-        return Err(Error::model(format!(
-            "expected `scale_decoder_outputs` {is_tied}, the value of `tie_word_embeddings`, but found {found}"
-        )));
-    }
+    let is_mt5 = config.model_type() == MT5;
+    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(!is_mt5);
+    // Older versions of `transformers` scale what is tied; version 5 says so for T5, and has no scale for mT5.
+    let is_scaled = match config.get("scale_decoder_outputs")? {
+        Some(is_scaled) if !is_mt5 => is_scaled,
+        _ => is_tied && !(is_mt5 && is_newer_t5(config)?),
+    };
     Ok(Seq2SeqModel {
         architecture: config.architecture().to_owned(),
         hidden,
@@ -88,7 +83,7 @@ pub fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Res
         scale: 1.0,
         normalizes_embeddings: false,
         attention_scale: Some(1.0),
-        output_scale: if is_tied {
+        output_scale: if is_scaled {
             (hidden as f32).sqrt().recip()
         } else {
             1.0

@@ -107,6 +107,36 @@ async fn bundles_generate_the_texts_of_the_pipelines_of_transformers() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Version 5 of `transformers` says that T5's tables are tied, whatever its file has.
+#[tokio::test]
+async fn models_from_version_5_generate_the_same_texts() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let version = "5.23.0";
+    for (name, fields) in [
+        (
+            "tiny-flan-t5",
+            json!({"scale_decoder_outputs": false, "tie_word_embeddings": true, "transformers_version": version}),
+        ),
+        (
+            "tiny-mt5",
+            json!({"tie_word_embeddings": true, "transformers_version": version}),
+        ),
+    ] {
+        let source = changed(name, &fields, folder.path());
+        let out = folder.path().join(name);
+        let task = Some(Task::TextToText);
+        let request = Request {
+            task,
+            ..request(source, out.clone(), Some(Precision::Fp32))
+        };
+        build_request(&request, runtime).unwrap();
+        let model = serve(&out).unwrap();
+        let wrong = compare_with_pipelines(name, pipeline(&model), Task::TextToText).await;
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
 /// Models that were trained to summarize in one language, which their files name, or which is English.
 #[tokio::test]
 async fn mbart_generates_the_texts_of_the_pipelines_of_transformers() {
