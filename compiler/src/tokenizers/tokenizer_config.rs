@@ -34,6 +34,9 @@ const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 /// The class of the first DeBERTa.
 const DEBERTA: &str = "DebertaTokenizer";
 
+/// Classes with a setting for the id of unknown pieces.
+const NUMBERED_UNKNOWN: [&str; 2] = ["DebertaV2Tokenizer", "XLNetTokenizer"];
+
 /// Classes with settings that replace the tokens around a text, with their first and last token.
 const LLAMA: [(&str, (&str, &str)); 2] = [
     ("LlamaTokenizer", ("<s>", "</s>")),
@@ -91,7 +94,9 @@ fn read_and_make(folder: &ModelFolder, make: Option<Make>) -> Result<Vec<u8>> {
         None => files::read_tokenizer(folder)?,
     };
     let before: Map<String, Value> = files::parse_tokenizer(&json)?;
-    check_model(before.get("model").unwrap_or(&Value::Null), class)?;
+    let model = before.get("model").unwrap_or(&Value::Null);
+    check_model(model, class)?;
+    check_unknown(model, class, &config)?;
     let mut tokenizer = before.clone();
     if let Some(make) = make {
         make(&mut tokenizer, [&config, &special])?;
@@ -162,6 +167,18 @@ pub fn read_newer_tokenizer(folder: &ModelFolder, reads_pieces: bool) -> Result<
         _ => Err(Error::model(format!(
             "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
         ))),
+    }
+}
+
+/// Refuses another id for unknown pieces than the `model`'s, in the classes of version 5 of `transformers` that read it.
+fn check_unknown(model: &Value, class: &str, config: &ConfigFile) -> Result<()> {
+    let found: Option<Value> = config.get("unk_id")?;
+    match found.filter(|found| NUMBERED_UNKNOWN.contains(&class) && *found != model["unk_id"]) {
+        Some(found) => Err(Error::model(format!(
+            "expected {}, the `unk_id` of `{TOKENIZER}`, as `unk_id` in `{NAME}`, but found {found}",
+            model["unk_id"]
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -145,6 +145,23 @@ fn newer_models_may_name_the_class_that_makes_their_tokenizer() {
 }
 
 #[test]
+fn the_id_of_unknown_pieces_is_that_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-deberta-nli");
+    for name in [TOKENIZER, ConfigFile::NAME] {
+        fs::copy(source.join(name), folder.path().join(name)).unwrap();
+    }
+    let read = |class: &str, id: u32| {
+        let settings = json!({"tokenizer_class": class, "unk_id": id});
+        fs::write(folder.path().join(NAME), settings.to_string()).unwrap();
+        read_tokenizer(&ModelFolder::new(folder.path()))
+    };
+    read("DebertaV2Tokenizer", 3).unwrap();
+    read("PreTrainedTokenizer", 0).unwrap();
+    insta::assert_snapshot!(read("DebertaV2Tokenizer", 0).unwrap_err(), @"expected 3, the `unk_id` of `tokenizer.json`, as `unk_id` in `tokenizer_config.json`, but found 0");
+}
+
+#[test]
 fn existing_special_tokens_are_found_before_normalization_as_before() {
     let added = json!({
         "0": {"content": "<bos>", "lstrip": true, "normalized": true, "special": true},
