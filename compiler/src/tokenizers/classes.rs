@@ -66,6 +66,15 @@ pub fn is_own(class: &str) -> bool {
     OWN.contains(&class)
 }
 
+/// Classes whose tokenizers are made from the vocabulary as version 5 of `transformers` makes them.
+const MADE: [&str; 2] = ["BertTokenizer", "XLMRobertaTokenizer"];
+
+/// Whether Kivu makes a tokenizer of this class from the vocabulary, for a model with a tokenizer of its own.
+pub fn is_made(class: &str, model_type: &str) -> bool {
+    let family = Family::named(model_type);
+    MADE.contains(&class) && family.is_some_and(|family| family.has_own_tokenizer)
+}
+
 /// Whether a class is supported in models of GLiNER, which read words.
 pub fn is_known_for_words(class: &str) -> bool {
     let class = CLASSES.get(class);
@@ -75,7 +84,7 @@ pub fn is_known_for_words(class: &str) -> bool {
 /// Whether a class is supported.
 pub fn is_known(class: &str, model_type: &str) -> bool {
     if Family::named(model_type).is_some_and(|family| family.has_own_tokenizer) {
-        return is_own(class);
+        return is_own(class) || is_made(class, model_type);
     }
     match TRANSLATORS
         .iter()
@@ -177,5 +186,7 @@ mod tests {
         assert!(
             is_known("TokenizersBackend", "eurobert") && !is_known("Qwen2Tokenizer", "eurobert")
         );
+        assert!(is_known("BertTokenizer", "ultrabert") && is_made("BertTokenizer", "ultrabert"));
+        assert!(!is_made("BertTokenizer", "bert") && !is_made("TokenizersBackend", "ultrabert"));
     }
 }

@@ -45,8 +45,8 @@ use crate::{
     model_types::{Family, Jina, TokenizerFiles},
     seq2seq::tokenizer_files::t5_tokenizer,
     tokenizers::{
-        byte_pairs,
-        tokenizer_config::{read_newer_tokenizer, read_tokenizer},
+        byte_pairs, classes,
+        tokenizer_config::{self, read_newer_tokenizer, read_tokenizer},
     },
 };
 use kivu::{Error, Result, error::quoted};
@@ -123,7 +123,13 @@ pub fn tokenizer(
     config: &EncoderConfig,
 ) -> Result<Vec<u8>> {
     let family = Family::named(file.model_type());
+    let class = tokenizer_config::class(folder)?;
     match family.map_or(TokenizerFiles::Any, |family| family.tokenizer) {
+        TokenizerFiles::Any
+            if classes::is_made(class.trim_end_matches("Fast"), file.model_type()) =>
+        {
+            read_newer_tokenizer(folder, true)
+        }
         TokenizerFiles::Any => read_tokenizer(folder),
         TokenizerFiles::BytePairs => byte_pairs::tokenizer(folder),
         TokenizerFiles::BertBytePairs => byte_pairs::bert_tokenizer(folder),
@@ -224,6 +230,33 @@ mod tests {
                 !refused.to_string().contains("`model_type`"),
                 "{name}: {refused}"
             );
+        }
+    }
+
+    #[test]
+    fn a_newer_model_has_the_tokenizer_that_its_class_makes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::copy(
+            models().join("tiny-ultrabert/config.json"),
+            path("config.json"),
+        )
+        .unwrap();
+        let json = fs::read(models().join("tiny-bert/tokenizer.json")).unwrap();
+        let mut file: Value = serde_json::from_slice(&json).unwrap();
+        file["pre_tokenizer"] = json!({"type": "Whitespace"});
+        fs::write(path("tokenizer.json"), file.to_string()).unwrap();
+        for (class, expected) in [
+            ("TokenizersBackend", "Whitespace"),
+            ("BertTokenizerFast", "BertPreTokenizer"),
+        ] {
+            let settings = json!({ "tokenizer_class": class });
+            fs::write(path("tokenizer_config.json"), settings.to_string()).unwrap();
+            let model = ModelFolder::new(folder.path());
+            let config = ConfigFile::open(&model).unwrap();
+            let made = tokenizer(&model, &config, &read(&config).unwrap()).unwrap();
+            let made: Value = serde_json::from_slice(&made).unwrap();
+            assert_eq!(made["pre_tokenizer"]["type"], expected);
         }
     }
 
