@@ -117,6 +117,11 @@ pub fn special_tokens(class: &str) -> impl Iterator<Item = (&str, &str)> {
     KEYS.into_iter().zip(tokens.map(String::as_str))
 }
 
+/// The same in files from version 5 of `transformers`.
+pub fn returns_types_since_5(class: &str) -> bool {
+    returns_types(class) && !["AlbertTokenizer", "XLNetTokenizer"].contains(&class)
+}
+
 /// Whether a tokenizer is what version 5 of `transformers`, which makes those of this class from their vocabularies, makes of
 /// it with these settings.
 pub fn is_as_made(class: &str, tokenizer: &Value, settings: &Map<String, Value>) -> bool {

@@ -26,6 +26,10 @@ pub fn returns_types(folder: &ModelFolder, config: &ConfigFile) -> Result<bool> 
         .get::<String>("tokenizer_class")?
         .or(model.get("tokenizer_class")?);
     Ok(match class {
+        // Which version 5 of `transformers` writes, whose classes differ.
+        Some(class) if config.fields().contains_key("backend") => {
+            classes::returns_types_since_5(class.trim_end_matches("Fast"))
+        }
         Some(class) => classes::returns_types(class.trim_end_matches("Fast")),
         None => family.is_none_or(|family| family.returns_types),
     })
@@ -173,6 +177,13 @@ mod tests {
         for class in ["RobertaTokenizerFast", "TokenizersBackend"] {
             assert!(!returns(bert.clone(), json!({"tokenizer_class": class})));
         }
+        let albert = json!({"model_type": "albert", "type_vocab_size": 2});
+        let mut class = json!({"tokenizer_class": "AlbertTokenizer"});
+        assert!(returns(albert.clone(), class.clone()));
+        class["backend"] = json!("tokenizers");
+        assert!(!returns(albert, class.clone()));
+        class["tokenizer_class"] = json!("BertTokenizer");
+        assert!(returns(bert.clone(), class));
         assert!(!returns(roberta.clone(), json!({})));
         let prelayernorm = json!({"model_type": "roberta-prelayernorm", "type_vocab_size": 2});
         assert!(!returns(prelayernorm, json!({})));
