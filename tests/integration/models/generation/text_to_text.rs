@@ -123,8 +123,8 @@ async fn models_from_version_5_generate_the_same_texts() {
             json!({"tie_word_embeddings": true, "transformers_version": version}),
         ),
     ] {
-        let source = changed(name, &fields, folder.path());
-        let out = folder.path().join(name);
+        let folder = folder.path().join(name);
+        let (source, out) = (changed(name, &fields, &folder), folder.join("bundle"));
         let task = Some(Task::TextToText);
         let request = Request {
             task,
