@@ -21,8 +21,8 @@ use crate::{
     plan::{Plan, model_card::has_tag, opened_model::QUERY_WEIGHTS, task::SPARSE},
     sentence_transformers::{
         Expanding, LateInteraction, Layout, OF_TOKENIZER, RoleFiles, embedding_settings, layout,
-        max_tokens, max_tokens_of_roles, modules::Dense, punctuation, text_settings,
-        transformer_folder,
+        max_active_dims, max_tokens, max_tokens_of_roles, modules::Dense, punctuation,
+        text_settings, transformer_folder,
     },
     tokenizers::tokenizer_config::{self, UNKNOWN, read_tokenizer, special_token},
 };
@@ -67,7 +67,7 @@ pub fn open(
     match layout(folder)? {
         Layout::Sparse(module) => {
             let settings = text_settings(folder, None, max_tokens(folder, encoder_limits)?)?;
-            sparse(config, weights, settings, Some(&module))
+            sparse(folder, config, weights, settings, Some(&module))
         }
         Layout::LateInteraction(files) => {
             late_interaction(folder, config, *files, &Tokenizer::from_json(tokenizer)?)
@@ -80,7 +80,7 @@ pub fn open(
                 && (is_sparse || has_tag(folder, &SPARSE)) =>
         {
             let settings = text_settings(folder, None, max_tokens(folder, encoder_limits)?)?;
-            sparse(config, weights, settings, None)
+            sparse(folder, config, weights, settings, None)
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, encoder_limits)?;
@@ -148,6 +148,7 @@ fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
 
 /// SPLADE. `module` is its pooling's folder.
 fn sparse(
+    folder: &ModelFolder,
     config: &EncoderConfig,
     weights: &mut Weights,
     mut settings: EmbeddingSettings,
@@ -176,6 +177,7 @@ fn sparse(
         output: LARGEST_LOGITS.to_owned(),
         dimensions: config.vocabulary,
         values: SparseValues::Vocabulary { logarithms },
+        max_active_dims: max_active_dims(folder)?,
         queries: None,
     });
     let prediction = Prediction::of(&config.encoder_limits.architecture, config)?;
@@ -270,6 +272,7 @@ fn token_weights(
         output: TOKEN_WEIGHTS.to_owned(),
         dimensions: config.vocabulary,
         values: SparseValues::Tokens { ignored },
+        max_active_dims: None,
         queries: None,
     })
 }

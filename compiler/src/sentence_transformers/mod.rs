@@ -456,6 +456,11 @@ fn dense_settings(folder: &ModelFolder, output: &str, modules: &Modules) -> Resu
     })
 }
 
+/// Number of the largest weights that a model's sparse vectors have, if its files limit it.
+pub fn max_active_dims(folder: &ModelFolder) -> Result<Option<usize>> {
+    settings(folder)?.get_size("max_active_dims")
+}
+
 /// Settings with these dense vectors, if any; callers add other kinds.
 pub fn text_settings(
     folder: &ModelFolder,

@@ -259,7 +259,11 @@ impl EmbeddingPipeline {
             check_values(options.max_values, encodings.tokens(), multi.dimensions)?;
         }
         let role = settings.text_role(options.prompt_name.as_deref());
-        let limit = requested.max_active_dims.unwrap_or(usize::MAX);
+        let of_model = settings
+            .sparse
+            .as_ref()
+            .and_then(|sparse| sparse.max_active_dims);
+        let limit = requested.max_active_dims.or(of_model).unwrap_or(usize::MAX);
         let vectors = |index: usize, rows: &[Row<'_>]| {
             let ids = encodings.ids(index);
             TextVectors {

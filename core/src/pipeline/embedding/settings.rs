@@ -510,6 +510,7 @@ mod tests {
             output: "largest_logits".into(),
             dimensions: 30,
             values: SparseValues::Vocabulary { logarithms: 1 },
+            max_active_dims: None,
             queries: None,
         });
         let text = toml::to_string(&settings).unwrap();

@@ -18,6 +18,9 @@ pub struct SparseSettings {
     pub dimensions: usize,
     /// Value kind in the output.
     pub values: SparseValues,
+    /// Number of the largest weights that a text has, if the model limits it and the request does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_active_dims: Option<usize>,
     /// Queries, if the model does not read them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queries: Option<Box<StaticQueries>>,
@@ -168,6 +171,7 @@ mod tests {
             output: "values".into(),
             dimensions: 5,
             values,
+            max_active_dims: None,
             queries: None,
         }
     }

@@ -196,6 +196,42 @@ async fn sparse_vectors_are_those_of_sentence_transformers() {
     }
 }
 
+#[tokio::test]
+async fn the_settings_of_a_model_limit_its_weights() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (source, out) = (folder.path().join("model"), folder.path().join("bundle"));
+    copy(&fixtures().join("models/tiny-splade-bert"), &source);
+    edit(
+        &source.join("config_sentence_transformers.json"),
+        r#""default_prompt_name""#,
+        r#""max_active_dims": 3, "default_prompt_name""#,
+    );
+    build_request(
+        &request(source, out.clone(), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
+    let model = serve(&out).unwrap();
+    let case = &goldens::<Sparse>("splade")["tiny-splade-bert"][0];
+    let mut largest = case.sparse.clone();
+    largest.sort_by(|left, right| right.1.total_cmp(&left.1));
+    for (requested, expected) in [(None, 3), (Some(5), 5)] {
+        let requested = RequestedVectors {
+            kinds: vec![VectorKind::Sparse],
+            max_active_dims: requested,
+        };
+        let found = pipeline(&model)
+            .embed_kinds(text(&case.text), &requested, &options(), deadline())
+            .await
+            .unwrap();
+        let mut expected = largest[..expected].to_vec();
+        expected.sort_by_key(|(id, _)| *id);
+        let found = found.vectors[0].sparse.as_ref().unwrap();
+        assert!(sparse_difference(&found.0, &expected) < TOLERANCE);
+    }
+}
+
 /// Vectors and scores for a model with query token weights.
 async fn compare_routed(model: &Model, cases: &[Routed]) {
     let pipeline = pipeline(model);
