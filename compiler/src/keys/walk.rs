@@ -373,10 +373,11 @@ impl Walk<'_> {
                 .pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
         }
         let keys = classes::keys(base);
-        let mut sets = vec!["tokenizer.shared", keys.as_str()];
-        if kind == Kind::Seq2Seq {
-            sets.push("tokenizer.generator");
-        }
+        let of_kind = match kind {
+            Kind::Seq2Seq => "tokenizer.generator",
+            _ => "tokenizer.encoder",
+        };
+        let sets = ["tokenizer.shared", keys.as_str(), of_kind];
         self.check_file(folder, tokenizer_config::NAME, &sets)?;
         let special = ["tokenizer.special_tokens"];
         self.check_file(folder, "special_tokens_map.json", &special)?;
@@ -781,8 +782,15 @@ mod tests {
         let template = json!("{{ messages }}");
         let embedder = embedder();
         let mut plain = changed(&embedder, tokenizer_config::NAME, "chat_template", template);
-        // Version 5 of `transformers` writes it for some classes.
+        // Version 5 of `transformers` writes these.
         plain = changed(&plain, tokenizer_config::NAME, "unk_id", json!(3));
+        let tokens = json!({"image_token": "[PAD]"});
+        plain = changed(
+            &plain,
+            tokenizer_config::NAME,
+            "model_specific_special_tokens",
+            tokens,
+        );
         check_files(Kind::Encoder, &plain, &[]).unwrap();
         plain.remove(module_list::MODULES);
         let text = json!({"method": "forward", "method_output_name": "last_hidden_state"});

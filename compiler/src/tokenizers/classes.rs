@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::vocabularies::content;
-use crate::model_types::Family;
+use crate::{files::config::ConfigFile, model_types::Family};
 
 /// A class; `classes.toml` describes the fields.
 #[derive(Debug, Deserialize)]
@@ -93,6 +93,11 @@ pub fn is_known(class: &str, model_type: &str) -> bool {
         true => TRANSLATORS.contains(&(model_type, class)),
         false => CLASSES.get(class).is_some_and(|class| class.is_supported),
     }
+}
+
+/// Whether version 5 of `transformers` wrote these settings of a tokenizer.
+pub fn are_newer(settings: &ConfigFile) -> bool {
+    settings.fields().contains_key("backend")
 }
 
 /// Whether a class returns token types, which distinguish the texts in a pair.

@@ -26,8 +26,7 @@ pub fn returns_types(folder: &ModelFolder, config: &ConfigFile) -> Result<bool> 
         .get::<String>("tokenizer_class")?
         .or(model.get("tokenizer_class")?);
     Ok(match class {
-        // Which version 5 of `transformers` writes, whose classes differ.
-        Some(class) if config.fields().contains_key("backend") => {
+        Some(class) if classes::are_newer(config) => {
             classes::returns_types_since_5(class.trim_end_matches("Fast"))
         }
         Some(class) => classes::returns_types(class.trim_end_matches("Fast")),

@@ -54,8 +54,10 @@ const SPECIAL: [&str; 7] = [
     "cls_token",
     "mask_token",
 ];
-/// Keys for special token lists.
-const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+/// Keys for lists of special tokens.
+const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+/// Keys for special tokens by name.
+const NAMED: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
 const SPECIAL_FILE: &str = "special_tokens_map.json";
 
 /// Key of the full token list, which replaces older files.
@@ -107,7 +109,9 @@ fn read_and_make(folder: &ModelFolder, make: Option<Make>) -> Result<Vec<u8>> {
         _ => {}
     }
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    if !ROBERTA.contains(&class) && !is_newer(&of_model) {
+    // Version 5 of `transformers` keeps what the file says.
+    let is_newer = is_newer(&of_model) || classes::are_newer(&config);
+    if !ROBERTA.contains(&class) && !is_newer {
         set_prefix_space(&mut tokenizer, &config)?;
     }
     if make.is_some() || names_other_class(&config, &of_model)? {
@@ -118,7 +122,7 @@ fn read_and_make(folder: &ModelFolder, make: Option<Make>) -> Result<Vec<u8>> {
     add_special_tokens(&mut tokenizer, folder, class, &config)?;
     if let Some((begin, end)) = LLAMA
         .iter()
-        .find_map(|(name, tokens)| (*name == class).then_some(*tokens))
+        .find_map(|(name, tokens)| (*name == class && !is_newer).then_some(*tokens))
     {
         let named = with_special_tokens(folder, config.clone())?;
         set_ends(&mut tokenizer, &named, [begin, end])?;
@@ -488,8 +492,8 @@ pub fn names_special_token(folder: &ModelFolder, key: &str, token: &str) -> Resu
 fn special_tokens(fields: &Map<String, Value>) -> impl Iterator<Item = (&str, &str)> {
     fields.iter().flat_map(|(key, value)| {
         let tokens: Vec<&Value> = match value {
-            Value::Array(tokens) if MORE_SPECIAL.contains(&key.as_str()) => tokens.iter().collect(),
-            Value::Object(tokens) if key == MORE_SPECIAL[1] => tokens.values().collect(),
+            Value::Array(tokens) if LISTS.contains(&key.as_str()) => tokens.iter().collect(),
+            Value::Object(tokens) if NAMED.contains(&key.as_str()) => tokens.values().collect(),
             token if SPECIAL.contains(&key.as_str()) => vec![token],
             _ => Vec::new(),
         };

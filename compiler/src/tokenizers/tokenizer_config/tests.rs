@@ -60,9 +60,13 @@ fn flags_of_gemma_replace_the_tokens_around_a_text() {
     let pair = tokenizer["post_processor"]["pair"].as_array().unwrap();
     assert_eq!(pair.len(), 6);
     assert_eq!(pair[4], json!({"Sequence": {"id": "B", "type_id": 1}}));
-    let other = read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true}))
-        .unwrap();
-    assert_eq!(other["post_processor"], Value::Null);
+    for other in [
+        json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true}),
+        // In files from version 5, as here, the flags say nothing.
+        json!({"tokenizer_class": "GemmaTokenizer", "add_eos_token": true, "backend": "tokenizers"}),
+    ] {
+        assert_eq!(read(&other).unwrap()["post_processor"], Value::Null);
+    }
 }
 
 #[test]
@@ -209,13 +213,17 @@ fn special_tokens_are_never_split_and_have_an_id() {
         (added.len(), &added[2]["content"], &added[2]["id"]),
         (3, &json!("a"), &json!(2))
     );
-    let refusal = read(&json!({"additional_special_tokens": ["<new>"]}))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        refusal.contains("the token `<new>` of `additional_special_tokens`"),
-        "{refusal}"
-    );
+    let named =
+        |token: &str| read(&json!({"model_specific_special_tokens": {"image_token": token}}));
+    assert_eq!(named("a").unwrap()["added_tokens"][2]["content"], "a");
+    let refusals = [
+        read(&json!({"additional_special_tokens": ["<new>"]})),
+        named("<new>"),
+    ];
+    insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n"), @r"
+    expected the token `<new>` of `additional_special_tokens` in `tokenizer.json`, but found none, so that the model has no vector for it
+    expected the token `<new>` of `model_specific_special_tokens` in `tokenizer.json`, but found none, so that the model has no vector for it
+    ");
 }
 
 #[test]
@@ -228,6 +236,10 @@ fn the_space_before_a_text_is_a_setting_of_all_classes_before_version_5() {
     assert_eq!(space(json!({"tokenizer_class": "Qwen2Tokenizer"})), false);
     assert_eq!(
         space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
+        true
+    );
+    assert_eq!(
+        space(json!({"tokenizer_class": "TokenizersBackend", "backend": "tokenizers"})),
         true
     );
     for (model_type, class) in [
