@@ -87,32 +87,27 @@ impl Service {
         government: "sqs",
     };
 
-    /// The endpoint in the environment or the profile, or else AWS's.
+    /// The endpoint in the environment or the profile, or else AWS's, as in the SDKs' endpoint rules.
     fn endpoint(&self, config: &SdkConfig, region: &str) -> String {
         let key = ServiceConfigKey::builder()
             .service_id(self.id)
             .env("AWS_ENDPOINT_URL")
             .profile("endpoint_url")
             .build();
-        config
+        let configured = config
             .service_config()
             .zip(key.ok())
             .and_then(|(configured, key)| configured.load_config(key))
-            .or_else(|| config.endpoint_url().map(str::to_owned))
-            .unwrap_or_else(|| {
-                let has_ipv6 = config.use_dual_stack().unwrap_or_default();
-                self.address(region, config.use_fips().unwrap_or_default(), has_ipv6)
-            })
-    }
-
-    /// AWS's endpoint; the SDKs' endpoint rules have the same.
-    fn address(&self, region: &str, is_fips: bool, has_ipv6: bool) -> String {
-        let has_ipv6 = has_ipv6 || self.target.is_none();
+            .or_else(|| config.endpoint_url().map(str::to_owned));
+        if let Some(url) = configured {
+            return url;
+        }
+        let has_ipv6 = config.use_dual_stack() == Some(true) || self.target.is_none();
         let domains = DOMAINS
             .iter()
             .find(|(prefix, _)| region.starts_with(prefix));
         let domain = domains.map_or("", |(_, domains)| domains[usize::from(has_ipv6)]);
-        let name = match is_fips {
+        let name = match config.use_fips() == Some(true) {
             true if region.starts_with("us-gov-") && !has_ipv6 => self.government.to_owned(),
             true => format!("{}-fips", self.name),
             false => self.name.to_owned(),
@@ -390,10 +385,12 @@ mod tests {
                 "s3vectors-fips.us-gov-west-1.api.aws",
             ),
         ] {
-            assert_eq!(
-                service.address(region, is_fips, has_ipv6),
-                format!("https://{expected}")
-            );
+            let config = SdkConfig::builder()
+                .use_fips(is_fips)
+                .use_dual_stack(has_ipv6)
+                .build();
+            let found = service.endpoint(&config, region);
+            assert_eq!(found, format!("https://{expected}"));
         }
     }
 

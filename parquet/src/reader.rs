@@ -19,7 +19,7 @@ use parquet::{
         },
     },
     basic::{Compression, ConvertedType, LogicalType, Type},
-    file::metadata::{ParquetMetaData, RowGroupMetaData},
+    file::metadata::{KeyValue, ParquetMetaData, RowGroupMetaData},
     schema::types::{self, ColumnDescPtr, ColumnDescriptor},
 };
 
@@ -377,8 +377,8 @@ fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
 fn check_types(metadata: &ParquetMetaData) -> Result<()> {
     let file = metadata.file_metadata();
     let mut keys = file.key_value_metadata().into_iter().flatten();
-    let is_of_arrow = keys.any(|entry| entry.key == ARROW_SCHEMA_META_KEY);
-    let Some((found, name)) = lost(file.schema_descr().root_schema(), is_of_arrow) else {
+    let arrow_schema = keys.find(|entry| entry.key == ARROW_SCHEMA_META_KEY);
+    let Some((found, name)) = lost(file.schema_descr().root_schema(), arrow_schema) else {
         return Ok(());
     };
     Err(Error::invalid(format!(
@@ -388,16 +388,21 @@ fn check_types(metadata: &ParquetMetaData) -> Result<()> {
 }
 
 /// A type that would be written as another one, and its column.
-fn lost(column: &types::Type, is_of_arrow: bool) -> Option<(&'static str, &str)> {
+fn lost<'a>(
+    column: &'a types::Type,
+    arrow_schema: Option<&KeyValue>,
+) -> Option<(&'static str, &'a str)> {
     let info = column.get_basic_info();
     let found = match info.logical_type_ref() {
-        _ if info.converted_type() == ConvertedType::INTERVAL && !is_of_arrow => "INTERVAL",
+        _ if info.converted_type() == ConvertedType::INTERVAL && arrow_schema.is_none() => {
+            "INTERVAL"
+        }
         Some(LogicalType::Geometry(_)) => "GEOMETRY",
         Some(LogicalType::Geography(_)) => "GEOGRAPHY",
         Some(LogicalType::Variant(_)) => "VARIANT",
         _ if column.is_group() => {
             let mut fields = column.get_fields().iter();
-            return fields.find_map(|field| lost(field, is_of_arrow));
+            return fields.find_map(|field| lost(field, arrow_schema));
         }
         _ => return None,
     };
@@ -426,7 +431,6 @@ mod tests {
         column::writer::ColumnWriter,
         data_type::{ByteArray, ByteArrayType},
         file::{
-            metadata::KeyValue,
             properties::WriterProperties,
             reader::{ChunkReader, FileReader, Length, SerializedFileReader},
             writer::SerializedFileWriter,
