@@ -139,14 +139,16 @@ pub fn name_entailment(plan: &Plan, labels: &mut [String]) -> Result<Option<Stri
             .map(|(label, id)| (label.to_owned(), id))
             .collect(),
     };
-    let count = names
-        .iter()
-        .filter(|(label, _)| is_entailment(label))
-        .count();
-    if count == 1 && !is_allowed {
-        for (label, id) in names {
-            labels[id] = label;
-        }
+    let is_one =
+        |labels: &[String]| labels.iter().filter(|label| is_entailment(label)).count() == 1;
+    let mut renamed = labels.to_vec();
+    for (label, id) in &names {
+        renamed[*id].clone_from(label);
+    }
+    let found: Vec<String> = names.into_iter().map(|(label, _)| label).collect();
+    let is_named_once = is_one(&found);
+    if is_named_once && is_one(&renamed) && !is_allowed {
+        labels.clone_from_slice(&renamed);
         return Ok(None);
     }
     // As the pipeline does.
@@ -159,8 +161,12 @@ pub fn name_entailment(plan: &Plan, labels: &mut [String]) -> Result<Option<Stri
             ConfigFile::NAME
         )));
     }
-    let found: Vec<String> = names.into_iter().map(|(label, _)| label).collect();
-    let hint = match config.fields().contains_key(key) {
+    // Several ids may have the entailment's name.
+    let (key, found) = match is_named_once {
+        true => (LABELS, renamed),
+        false => (key, found),
+    };
+    let hint = match config.fields().contains_key(key) && !is_named_once {
         true => format!("`--allow {key}` to take `{entailment}` for the entailment"),
         false => format!("name the labels in `{LABELS}` and `{LABEL_IDS}`"),
     };

@@ -529,11 +529,19 @@ fn zero_shot_classification_needs_an_entailment() {
         let other = (Some(Task::TextClassification), &[][..]);
         built_with(fixture, changes, other, runtime).unwrap();
     }
+    // Of these, `transformers` takes the second, and names alone do not tell.
+    let twice = json!({
+        "id2label": { "0": "entailment", "1": "entailment", "2": "c" },
+        "label2id": { "entailment": 1, "c": 2 },
+    });
+    let refusal = built_with("models/tiny-deberta-nli", &twice, (task, &[]), runtime).unwrap_err();
+    refusals.push(refusal.chain().to_string());
     insta::assert_snapshot!(refusals.join("\n"), @r"
     expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `negative`, `neutral`, `positive`; use another task, or `--allow label2id` to take `positive` for the entailment
     expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `LABEL_0`, `LABEL_1`, `LABEL_2`; use another task, or `--allow label2id` to take `LABEL_2` for the entailment
     expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `LABEL_0`, `LABEL_1`, `LABEL_2`; use another task, or `--allow label2id` to take `entailment` for the entailment
     expected one label that begins with `entail` in `id2label` of `config.json` for `zero-shot-classification`, but found `no`, `perhaps`, `yes`; use another task, or `--allow id2label` to take `yes` for the entailment
+    expected one label that begins with `entail` in `id2label` of `config.json` for `zero-shot-classification`, but found `entailment`, `entailment`, `c`; use another task, or name the labels in `id2label` and `label2id`
     ");
     // `transformers` finds it by `label2id`, in any case.
     let labels = |changes: &Value| {
