@@ -135,15 +135,50 @@ pub async fn run(
         Task::Encode => encode(model, parameters, texts(inputs)?).await,
         Task::MultiVectors => multi_vectors(model, parameters, texts(inputs)?).await,
         Task::Sparse => sparse(model, parameters, texts(inputs)?).await,
-        Task::Classify => classify(model, parameters, inputs).await,
-        Task::ZeroShot => zero_shot(model, parameters, texts(inputs)?).await,
+        Task::Classify => {
+            let classifier = model.classifier(&read(parameters)?)?;
+            let scores = classifier.run(inputs, Deadline::none()).await?;
+            json(&predictions(classifier.labels(), &scores, classifier.top))
+        }
+        Task::ZeroShot => {
+            let texts = texts(inputs)?;
+            let classifier = model.zero_shot_classifier(&read(parameters)?)?;
+            let scores = classifier.run(&texts, Deadline::none()).await?;
+            json(&predictions(classifier.labels(), &scores, None))
+        }
         Task::Entities => entities(model, parameters, texts(inputs)?).await,
-        Task::Extract => extract(model, parameters, texts(inputs)?).await,
+        Task::Extract => {
+            let texts = texts(inputs)?;
+            let extractor = model.extractor(&read_extraction_parameters(parameters)?)?;
+            json(&extractor.run(texts, Deadline::none()).await?.texts)
+        }
         Task::Rank => rank(model, parameters, texts(inputs)?).await,
-        Task::Translate => translate(model, parameters, texts(inputs)?).await,
-        Task::Generate => generate(model, parameters, texts(inputs)?).await,
-        Task::Tokenize => tokenize(model, parameters, texts(inputs)?).await,
-        Task::Restore => restore(parameters, &texts(inputs)?),
+        Task::Translate => {
+            let texts = texts(inputs)?;
+            generated(
+                &model.translator(generation_parameters(parameters)?)?,
+                texts,
+            )
+            .await
+        }
+        Task::Generate => {
+            let texts = texts(inputs)?;
+            generated(
+                &model.text_generator(generation_parameters(parameters)?)?,
+                texts,
+            )
+            .await
+        }
+        Task::Tokenize => {
+            let texts = texts(inputs)?;
+            let reader = model.token_reader(read(parameters)?)?;
+            json(&reader.run(texts, Deadline::none()).await?)
+        }
+        Task::Restore => {
+            let texts = texts(inputs)?;
+            let parameters: RestorationParameters = read(parameters)?;
+            json(&parameters.restore(&texts, usize::MAX)?)
+        }
     }
 }
 
@@ -156,10 +191,13 @@ fn texts(inputs: Vec<Input>) -> Result<Vec<String>> {
     inputs.into_iter().map(text).collect()
 }
 
+fn inputs(texts: Vec<String>) -> Vec<Input> {
+    texts.into_iter().map(Input::Text).collect()
+}
+
 async fn encode(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let embedder = model.embedder(&read(parameters)?)?;
-    let texts = texts.into_iter().map(Input::Text).collect();
-    let found = embedder.run(texts, Deadline::none()).await?;
+    let found = embedder.run(inputs(texts), Deadline::none()).await?;
     let dense = found.vectors.into_iter().filter_map(|text| text.dense);
     let rows: Vec<_> = dense
         .map(|vector| embedder.conversion.convert(vector))
@@ -172,8 +210,7 @@ async fn encode(model: &Model, parameters: &str, texts: Vec<String>) -> Result<R
 
 async fn multi_vectors(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let embedder = model.token_embedder(&read(parameters)?)?;
-    let texts = texts.into_iter().map(Input::Text).collect();
-    let found = embedder.run(texts, Deadline::none()).await?.vectors;
+    let found = embedder.run(inputs(texts), Deadline::none()).await?.vectors;
     Ok(Results::Vectors {
         counts: found.iter().map(|text| text.len() as u32).collect(),
         rows: found
@@ -186,8 +223,7 @@ async fn multi_vectors(model: &Model, parameters: &str, texts: Vec<String>) -> R
 
 async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let embedder = model.embedder(&read(parameters)?)?;
-    let texts = texts.into_iter().map(Input::Text).collect();
-    let found = embedder.run(texts, Deadline::none()).await?;
+    let found = embedder.run(inputs(texts), Deadline::none()).await?;
     let token = |(id, weight)| (embedder.word(id).map_or(Token::Id(id), Token::Word), weight);
     let weights = found.vectors.into_iter().filter_map(|text| text.sparse);
     Ok(Results::Sparse(
@@ -195,18 +231,6 @@ async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Result<R
             .map(|sparse| sparse.0.into_iter().map(token).collect())
             .collect(),
     ))
-}
-
-async fn classify(model: &Model, parameters: &str, inputs: Vec<Input>) -> Result<Results> {
-    let classifier = model.classifier(&read(parameters)?)?;
-    let scores = classifier.run(inputs, Deadline::none()).await?;
-    json(&predictions(classifier.labels(), &scores, classifier.top))
-}
-
-async fn zero_shot(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let classifier = model.zero_shot_classifier(&read(parameters)?)?;
-    let scores = classifier.run(&texts, Deadline::none()).await?;
-    json(&predictions(classifier.labels(), &scores, None))
 }
 
 async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
@@ -231,11 +255,6 @@ async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Result
     json(&finder.run(texts, Deadline::none()).await?.texts)
 }
 
-async fn extract(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let extractor = model.extractor(&read_extraction_parameters(parameters)?)?;
-    json(&extractor.run(texts, Deadline::none()).await?.texts)
-}
-
 async fn rank(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let mut texts = texts.into_iter();
     let query = texts
@@ -257,26 +276,6 @@ async fn rank(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Res
         })
         .collect();
     json(&ranks)
-}
-
-async fn translate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters = generation_parameters(parameters)?;
-    generated(&model.translator(parameters)?, texts).await
-}
-
-async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let parameters = generation_parameters(parameters)?;
-    generated(&model.text_generator(parameters)?, texts).await
-}
-
-async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
-    let reader = model.token_reader(read(parameters)?)?;
-    json(&reader.run(texts, Deadline::none()).await?)
-}
-
-fn restore(parameters: &str, texts: &[String]) -> Result<Results> {
-    let parameters: RestorationParameters = read(parameters)?;
-    json(&parameters.restore(texts, usize::MAX)?)
 }
 
 /// Parameters for one generated text for each text.
