@@ -160,17 +160,12 @@ impl ScoreRequest {
                 },
             ),
         ];
-        let mut found = None;
-        for pair in pairs {
-            match pair {
-                ((_, None), (_, None)) => {}
-                ((first, Some(queries)), (second, Some(texts))) if found.is_none() => {
-                    found = Some(((first, queries), (second, texts)));
-                }
-                _ => found = None,
-            }
-        }
-        let Some(((first, queries), (second, texts))) = found else {
+        let mut given = pairs
+            .into_iter()
+            .filter(|((_, queries), (_, texts))| queries.is_some() || texts.is_some());
+        let (Some(((first, Some(queries)), (second, Some(texts)))), None) =
+            (given.next(), given.next())
+        else {
             return Err(Error::invalid(
                 "expected one pair of `text_1` and `text_2`, `queries` and `documents` or `items`, or `data_1` and \
                  `data_2`, but found none or others",
@@ -277,6 +272,8 @@ mod tests {
             json!({ "text_1": "cat" }),
             json!({ "text_1": "cat", "data_2": "dog" }),
             json!({ "text_1": "a", "text_2": "b", "queries": "a", "documents": "b" }),
+            json!({ "text_1": "a", "data_1": "a", "data_2": "b" }),
+            json!({ "text_1": "a", "text_2": "b", "data_1": "a", "data_2": "b", "queries": "a", "items": "b" }),
             json!({ "queries": "a", "documents": "b", "items": "c" }),
             json!({ "text_1": ["a", "b"], "text_2": ["a", "b", "c"] }),
             json!({ "text_1": ["a", "b"], "text_2": "c" }),
@@ -288,6 +285,8 @@ mod tests {
             found += &format!("{}\n", scores(body).await);
         }
         insta::assert_snapshot!(found, @r#"
+        "expected one pair of `text_1` and `text_2`, `queries` and `documents` or `items`, or `data_1` and `data_2`, but found none or others"
+        "expected one pair of `text_1` and `text_2`, `queries` and `documents` or `items`, or `data_1` and `data_2`, but found none or others"
         "expected one pair of `text_1` and `text_2`, `queries` and `documents` or `items`, or `data_1` and `data_2`, but found none or others"
         "expected one pair of `text_1` and `text_2`, `queries` and `documents` or `items`, or `data_1` and `data_2`, but found none or others"
         "expected one pair of `text_1` and `text_2`, `queries` and `documents` or `items`, or `data_1` and `data_2`, but found none or others"
