@@ -264,16 +264,16 @@ async fn load(
         .await
         .map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
-    let app = App::of_catalog(models, config.limits.clone())
-        .with_guard(guard)
-        .with_page(config.page);
+    let app = App {
+        guard,
+        has_page: config.page,
+        slow_request: config.slow_request(),
+        ..App::of_catalog(models, config.limits.clone())
+    };
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
-    let router = below(
-        config.prefix.as_deref(),
-        router(app.with_slow_log(config.slow_request_ms)),
-    );
+    let router = below(config.prefix.as_deref(), router(app));
     Ok(cors(router, config.cors_origins.clone()))
 }
 

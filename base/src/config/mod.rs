@@ -23,6 +23,7 @@ use std::{
     num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     thread,
+    time::Duration,
 };
 
 use config::{File, FileFormat, Value, ValueKind};
@@ -174,6 +175,12 @@ impl Default for Config {
 }
 
 impl Config {
+    /// [`Self::slow_request_ms`] as a duration.
+    pub fn slow_request(&self) -> Option<Duration> {
+        self.slow_request_ms
+            .map(|ms| Duration::from_millis(ms.get()))
+    }
+
     /// Reads the file (`file`, or else `KIVU_CONFIG`, or else `kivu.toml` if it exists) and the environment.
     ///
     /// # Errors

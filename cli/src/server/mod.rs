@@ -246,22 +246,22 @@ async fn serve(
         request: config.limits.timeout(),
         idle: Duration::from_millis(config.limits.idle_ms),
     };
-    let slow_request_ms = config.slow_request_ms;
     // Anybody could fill the disk of an open server.
     let has_known_callers = address.ip().is_loopback() || guard.requires_key();
-    let app = App::of_catalog(Arc::clone(&catalog), config.limits);
-    let mut app = app
-        .with_guard(guard)
-        .with_metrics(prometheus)
-        .with_slow_log(slow_request_ms)
-        .with_long_requests_on(long_requests);
+    let fetcher = (has_known_callers && !fetcher.config.hub.offline).then_some(fetcher);
+    let app = App {
+        guard,
+        prometheus: Some(prometheus),
+        has_page: config.page,
+        slow_request: config.slow_request(),
+        fetcher: fetcher.map(|fetcher| Arc::new(fetcher) as _),
+        long_requests: Some(long_requests),
+        ..App::of_catalog(Arc::clone(&catalog), config.limits)
+    };
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
-    if has_known_callers && !fetcher.config.hub.offline {
-        app = app.with_fetcher(Arc::new(fetcher));
-    }
-    let router = router(app.with_page(config.page));
+    let router = router(app);
     let served = connections::serve(
         listener,
         cors(below(config.prefix.as_deref(), router), config.cors_origins),

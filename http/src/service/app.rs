@@ -1,7 +1,6 @@
 //! The state that handlers share: models, limits and access control.
 
 use std::{
-    num::NonZeroU64,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -70,55 +69,6 @@ impl App {
             pulls: Arc::new(Semaphore::new(1)),
             long_requests: None,
             document: OnceLock::new(),
-        }
-    }
-
-    /// Admits only the requests that `guard` accepts.
-    #[must_use]
-    pub fn with_guard(self, guard: Guard) -> Self {
-        Self { guard, ..self }
-    }
-
-    /// Fetches models with `fetcher` when `/api/pull` asks for them.
-    #[must_use]
-    pub fn with_fetcher(self, fetcher: Arc<dyn FetchModel>) -> Self {
-        Self {
-            fetcher: Some(fetcher),
-            ..self
-        }
-    }
-
-    /// Handles requests with long bodies on this runtime, so that their work delays no connection.
-    #[must_use]
-    pub fn with_long_requests_on(self, runtime: Handle) -> Self {
-        Self {
-            long_requests: Some(runtime),
-            ..self
-        }
-    }
-
-    /// Serves metrics at `/metrics`.
-    #[must_use]
-    pub fn with_metrics(self, prometheus: Prometheus) -> Self {
-        Self {
-            prometheus: Some(prometheus),
-            ..self
-        }
-    }
-
-    /// Turns the pages for browsers and `/openapi.json` on or off; they are on by default.
-    #[must_use]
-    pub fn with_page(self, has_page: bool) -> Self {
-        Self { has_page, ..self }
-    }
-
-    /// Logs requests that take at least this many milliseconds with the durations of their stages.
-    #[must_use]
-    pub fn with_slow_log(self, slow_request_ms: Option<NonZeroU64>) -> Self {
-        let slow_request = slow_request_ms.map(|ms| Duration::from_millis(ms.get()));
-        Self {
-            slow_request,
-            ..self
         }
     }
 

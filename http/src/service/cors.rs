@@ -92,8 +92,10 @@ mod tests {
         ];
         let scope = BindScope::Address(([127, 0, 0, 1], 8080).into());
         let guard = Guard::new(&AuthConfig::default(), scope, &Cloud::default()).unwrap();
-        let app =
-            App::new(Vec::new(), Limits::default()).with_guard(guard.with_pages(origins.clone()));
+        let app = App {
+            guard: guard.with_pages(origins.clone()),
+            ..App::new(Vec::new(), Limits::default())
+        };
         let mut app = cors(below(Some("/large"), router(app)), origins);
         let request = request.body(Body::from(body.to_owned())).unwrap();
         let response = app.call(request).await.unwrap();

@@ -298,7 +298,12 @@ async fn signed_requests_need_a_key_only_if_there_are_keys() {
         ..AuthConfig::default()
     };
     let guard = || Guard::new(&config, BindScope::ApiGateway, &Cloud::default()).unwrap();
-    let locked = || router(scripted(Limits::default()).with_guard(guard()));
+    let locked = || {
+        router(App {
+            guard: guard(),
+            ..scripted(Limits::default())
+        })
+    };
     insta::assert_snapshot!(refusal(locked(), signed(signature)).await, @"403 AccessDeniedException: expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found another header or form");
     let bearer = locked()
         .oneshot(signed(&format!("Bearer {key}")))

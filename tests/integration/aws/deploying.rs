@@ -19,7 +19,7 @@ use kivu::{
     observer::record_encoding,
     telemetry::{self, Embedded},
 };
-use kivu_http::{BindScope, Guard, make_key, router};
+use kivu_http::{App, BindScope, Guard, make_key, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -1223,7 +1223,10 @@ async fn open_routes_are_open_in_gateway_and_router() {
         &Cloud::default(),
     )
     .unwrap();
-    let router = router(scripted(Limits::default()).with_guard(guard));
+    let router = router(App {
+        guard,
+        ..scripted(Limits::default())
+    });
     let routes: Vec<&str> = deployment
         .all("AWS::ApiGatewayV2::Route")
         .filter_map(|(_, route)| route["RouteKey"].as_str())

@@ -12,7 +12,7 @@ use kivu::{
     config::{AuthConfig, AuthMode, Limits},
 };
 use kivu_http::{
-    BindScope, GatewayVerified, Guard, KeyLimits, below, make_key, make_limited_key, router,
+    App, BindScope, GatewayVerified, Guard, KeyLimits, below, make_key, make_limited_key, router,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -24,10 +24,10 @@ use crate::{
 };
 
 fn guarded(config: &AuthConfig) -> Router {
-    router(
-        scripted(Limits::default())
-            .with_guard(Guard::new(config, BindScope::ApiGateway, &Cloud::default()).unwrap()),
-    )
+    router(App {
+        guard: Guard::new(config, BindScope::ApiGateway, &Cloud::default()).unwrap(),
+        ..scripted(Limits::default())
+    })
 }
 
 /// A router that requires a key, and a valid key.
@@ -62,7 +62,10 @@ fn cat() -> Request<Body> {
 async fn a_server_without_keys_does_not_answer_the_pages_of_other_sites() {
     let listening = BindScope::Address("127.0.0.1:8080".parse().unwrap());
     let guard = Guard::new(&AuthConfig::default(), listening, &Cloud::default()).unwrap();
-    let router = router(scripted(Limits::default()).with_guard(guard));
+    let router = router(App {
+        guard,
+        ..scripted(Limits::default())
+    });
     let found = async |headers: &[(&'static str, &str)]| {
         let (status, body) = answer(send(&router, cat(), headers).await).await;
         match status {

@@ -15,7 +15,7 @@ use kivu::{
     cloud::Cloud,
     config::{AuthConfig, Limits},
 };
-use kivu_http::{BindScope, Guard, below, make_key, router};
+use kivu_http::{App, BindScope, Guard, below, make_key, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -297,7 +297,11 @@ async fn operations_declare_whether_they_need_a_key() {
         ..AuthConfig::default()
     };
     let guard = Guard::new(&config, BindScope::ApiGateway, &Cloud::default()).unwrap();
-    let locked = document_of(scripted(Limits::default()).with_guard(guard)).await;
+    let locked = document_of(App {
+        guard,
+        ..scripted(Limits::default())
+    })
+    .await;
     let schemes: Vec<_> = locked["components"]["securitySchemes"]
         .as_object()
         .unwrap()
@@ -332,7 +336,10 @@ async fn operations_declare_whether_they_need_a_key() {
 #[tokio::test]
 async fn the_documents_follow_the_page_setting_and_the_prefix() {
     for path in ["/docs", "/openapi.json"] {
-        let without = router(scripted(Limits::default()).with_page(false));
+        let without = router(App {
+            has_page: false,
+            ..scripted(Limits::default())
+        });
         let (status, body) = get(without, path).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
         assert_eq!(body["error"], format!("no route `{path}`: `page` is off"));

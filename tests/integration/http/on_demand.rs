@@ -736,8 +736,10 @@ async fn ollama_clients_pull_models_with_their_progress() {
         bundle: folder.bundle.clone(),
         folder: place.path().to_owned(),
     };
-    let app =
-        App::of_catalog(Arc::clone(&catalog), Limits::default()).with_fetcher(Arc::new(fetcher));
+    let app = App {
+        fetcher: Some(Arc::new(fetcher)),
+        ..App::of_catalog(Arc::clone(&catalog), Limits::default())
+    };
     let server = Server {
         catalog,
         router: router(app),

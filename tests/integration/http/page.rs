@@ -12,7 +12,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::config::Limits;
-use kivu_http::{make_key, router};
+use kivu_http::{App, make_key, router};
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -91,7 +91,10 @@ async fn only_browsers_get_the_page() {
 #[tokio::test]
 async fn without_the_page_browsers_get_what_other_clients_get() {
     let response = get(
-        router(scripted(Limits::default()).with_page(false)),
+        router(App {
+            has_page: false,
+            ..scripted(Limits::default())
+        }),
         "/",
         BROWSER,
     )
