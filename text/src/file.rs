@@ -357,9 +357,8 @@ impl<'de> Visitor<'de> for TypedModelVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<TypedModel, A::Error> {
-        let kind = match map.next_entry::<&str, &str>()? {
-            Some(("type", kind)) => kind,
-            _ => return Err(A::Error::custom("expected `type` first")),
+        let Some(("type", kind)) = map.next_entry::<&str, &str>()? else {
+            return Err(A::Error::custom("expected `type` first"));
         };
         let rest = MapAccessDeserializer::new(map);
         if kind == fast_text::TYPE {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::files::weights::Weight;
-use kivu::{Error, Result};
+use kivu::{Error, Result, tensor::read_numbers};
 
 /// The only supported format version.
 const VERSION: u64 = 1;
@@ -108,11 +108,8 @@ fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Optio
         .ok_or_else(damaged)?;
     match kind {
         FLOAT => {
-            let values = data.as_chunks::<4>().0.get(..size).ok_or_else(damaged)?;
-            let values = values
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .collect();
+            let values = data.get(..4 * size).ok_or_else(damaged)?;
+            let values = read_numbers(values, f32::from_le_bytes).unwrap_or_default();
             Ok(Some(Weight { shape, values }))
         }
         INTGEMM8 => {

@@ -4,7 +4,7 @@
 //! maximum list length, and the lengths of the two parts that follow: the offsets of each source token's list and of
 //! the end (64 bits each), and the lists (32 bits per id).
 
-use kivu::{Error, Result, pipeline::seq2seq::shortlist::Shortlist};
+use kivu::{Error, Result, pipeline::seq2seq::shortlist::Shortlist, tensor::read_numbers};
 
 const MAGIC: u64 = 0xF11A_48D5_0134_17F5;
 const HEADER: usize = 6;
@@ -35,32 +35,22 @@ pub fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
     let (offsets, items_bytes) = rest
         .split_at_checked((vocabulary + 1) * 8)
         .ok_or_else(|| damaged("too few lists"))?;
-    let (items_list, left) = items_bytes.as_chunks::<4>();
-    if !left.is_empty() || items_list.len() as u64 != items {
-        return Err(damaged(&format!(
+    let all = read_numbers(items_bytes, u32::from_le_bytes);
+    let all = all.filter(|all| all.len() as u64 == items).ok_or_else(|| {
+        damaged(&format!(
             "{} entries in place of {items}",
-            items_list.len()
-        )));
-    }
-    let offsets = offsets
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .map(|bytes| u64::from_le_bytes(*bytes));
-    let offsets: Vec<usize> = offsets
-        .map(|offset| usize::try_from(offset).unwrap_or(usize::MAX))
-        .collect();
+            items_bytes.len() / 4
+        ))
+    })?;
+    let offset = |bytes| usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX);
+    let offsets = read_numbers(offsets, offset).unwrap_or_default();
     let list = |bounds: &[usize]| {
-        let list = items_list
+        let list = all
             .get(bounds[0]..bounds[1])
             .ok_or_else(|| damaged("lists beyond its end"))?;
-        let list: Vec<u32> = list
-            .iter()
-            .map(|bytes| u32::from_le_bytes(*bytes))
-            .collect();
         match list.iter().find(|id| **id as usize >= vocabulary) {
             Some(id) => Err(damaged(&format!("the id {id}"))),
-            None => Ok(list),
+            None => Ok(list.to_vec()),
         }
     };
     let lists = offsets.windows(2).map(list).collect::<Result<Vec<_>>>()?;

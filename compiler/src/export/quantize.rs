@@ -17,6 +17,7 @@ use kivu::{
         GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type,
     },
     repository::manifest::Precision,
+    tensor::read_numbers,
 };
 
 /// Graph constants by name.
@@ -310,13 +311,7 @@ pub fn floats(tensor: &TensorProto) -> Option<(Vec<usize>, Vec<f32>)> {
     let values = if tensor.raw_data.is_empty() {
         tensor.float_data.clone()
     } else {
-        tensor
-            .raw_data
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect()
+        read_numbers(&tensor.raw_data, f32::from_le_bytes)?
     };
     let count = shape
         .iter()

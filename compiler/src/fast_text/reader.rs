@@ -1,6 +1,6 @@
 //! Little-endian values in a model file.
 
-use kivu::{Error, Result};
+use kivu::{Error, Result, tensor::read_numbers};
 
 /// The rest of a file.
 pub struct Reader<'a> {
@@ -70,12 +70,7 @@ impl<'a> Reader<'a> {
     /// Finite numbers in 4 bytes each.
     pub fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
         let bytes = self.take(count.saturating_mul(4))?;
-        let values: Vec<f32> = bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect();
+        let values = read_numbers(bytes, f32::from_le_bytes).unwrap_or_default();
         match values.iter().find(|value| !value.is_finite()) {
             None => Ok(values),
             Some(value) => Err(Error::model(format!(

@@ -7,11 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sha2::{Digest, Sha256};
 
 use super::{config::ConfigFile, io as files, pickle};
-use kivu::{Error, Result, hexadecimal::hex};
+use kivu::{Error, Result, hexadecimal::hex, tensor::read_numbers};
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -358,33 +359,12 @@ fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
 
 /// Converts values to fp32; `None` for integers, which are buffers that graphs compute themselves.
 fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
-    let halves = |convert: fn([u8; 2]) -> f32| {
-        view.data()
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| convert(*bytes))
-            .collect::<Vec<f32>>()
-    };
+    let data = view.data();
     match view.dtype() {
-        Dtype::F32 => Some(
-            view.data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|it| f32::from_le_bytes(*it))
-                .collect(),
-        ),
-        Dtype::F64 => Some(
-            view.data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|it| f64::from_le_bytes(*it) as f32)
-                .collect(),
-        ),
-        Dtype::F16 => Some(halves(|bytes| half::f16::from_le_bytes(bytes).to_f32())),
-        Dtype::BF16 => Some(halves(|bytes| half::bf16::from_le_bytes(bytes).to_f32())),
+        Dtype::F32 => read_numbers(data, f32::from_le_bytes),
+        Dtype::F64 => read_numbers(data, |bytes| f64::from_le_bytes(bytes) as f32),
+        Dtype::F16 => read_numbers(data, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        Dtype::BF16 => read_numbers(data, |bytes| bf16::from_le_bytes(bytes).to_f32()),
         _ => None,
     }
 }
@@ -394,34 +374,10 @@ fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
     let data = view.data();
     match view.dtype() {
         _ if view.shape().len() != 1 => None,
-        Dtype::I64 => Some(
-            data.as_chunks()
-                .0
-                .iter()
-                .map(|it| i64::from_le_bytes(*it))
-                .collect(),
-        ),
-        Dtype::I32 => Some(
-            data.as_chunks()
-                .0
-                .iter()
-                .map(|it| i32::from_le_bytes(*it).into())
-                .collect(),
-        ),
-        Dtype::U32 => Some(
-            data.as_chunks()
-                .0
-                .iter()
-                .map(|it| u32::from_le_bytes(*it).into())
-                .collect(),
-        ),
-        Dtype::U16 => Some(
-            data.as_chunks()
-                .0
-                .iter()
-                .map(|it| u16::from_le_bytes(*it).into())
-                .collect(),
-        ),
+        Dtype::I64 => read_numbers(data, i64::from_le_bytes),
+        Dtype::I32 => read_numbers(data, |bytes| i32::from_le_bytes(bytes).into()),
+        Dtype::U32 => read_numbers(data, |bytes| u32::from_le_bytes(bytes).into()),
+        Dtype::U16 => read_numbers(data, |bytes| u16::from_le_bytes(bytes).into()),
         _ => None,
     }
 }

@@ -13,6 +13,7 @@ use crate::files::io as files;
 use kivu::{
     Error, Result,
     error::{Message, quoted},
+    tensor::read_numbers,
 };
 use kivu_jobs::{ColumnFile, Parquet};
 
@@ -208,46 +209,24 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, Message> {
         return Err(Message::new(format!("an array of the shape ({shape})"))
             .with_hint("save one with a row per text"));
     };
-    let read: fn(&[u8]) -> f32 = match kind {
-        "<f4" => |bytes| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes),
-        "<f8" => |bytes| {
-            bytes
-                .try_into()
-                .map_or(f32::NAN, |bytes| f64::from_le_bytes(bytes) as f32)
-        },
-        "<f2" => |bytes| {
-            bytes
-                .try_into()
-                .map_or(f32::NAN, |bytes| f16::from_le_bytes(bytes).to_f32())
-        },
-        "|i1" => |bytes| f32::from(bytes[0].cast_signed()),
-        "|u1" => |bytes| f32::from(bytes[0]),
+    let values = match kind {
+        "<f4" => read_numbers(data, f32::from_le_bytes),
+        "<f8" => read_numbers(data, |bytes| f64::from_le_bytes(bytes) as f32),
+        "<f2" => read_numbers(data, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        "|i1" => read_numbers(data, |[byte]| f32::from(byte.cast_signed())),
+        "|u1" => read_numbers(data, |[byte]| f32::from(byte)),
         other => {
             return Err(Message::new(format!("values of the type `{other}`"))
                 .with_hint("save them as float32"));
         }
     };
-    let size = match kind {
-        "<f8" => 8,
-        "<f4" => 4,
-        "<f2" => 2,
-        _ => 1,
-    };
     if rows == 0 || width == 0 || rows > MAX_VECTORS {
         return Err(Message::new(format!("{rows} vectors of {width} values"))
             .with_hint(format!("expected 1 to {MAX_VECTORS}")));
     }
-    if width
-        .checked_mul(rows)
-        .and_then(|values| values.checked_mul(size))
-        != Some(data.len())
-    {
-        return Err(damaged());
-    }
-    Ok(data
-        .chunks_exact(width * size)
-        .map(|row| row.chunks_exact(size).map(read).collect())
-        .collect())
+    let values = values.filter(|values| width.checked_mul(rows) == Some(values.len()));
+    let values = values.ok_or_else(damaged)?;
+    Ok(values.chunks_exact(width).map(<[f32]>::to_vec).collect())
 }
 
 #[cfg(test)]

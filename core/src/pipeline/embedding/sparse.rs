@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::roles::RoleSettings;
-use kivu_base::{Error, Result};
+use kivu_base::{Error, Result, tensor::read_numbers};
 
 /// Sparse vector settings: the graph output, and how it is converted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,20 +43,15 @@ pub struct QueryWeights(Vec<f32>);
 impl QueryWeights {
     /// Reads a weights file with this many dimensions.
     pub fn from_bytes(bytes: &[u8], dimensions: usize) -> Result<Self> {
-        let (weights, rest) = bytes.as_chunks();
-        if weights.len() != dimensions || !rest.is_empty() {
-            return Err(Error::model(format!(
+        let weights = read_numbers(bytes, f32::from_le_bytes);
+        let weights = weights.filter(|weights| weights.len() == dimensions);
+        weights.map(Self).ok_or_else(|| {
+            Error::model(format!(
                 "expected {dimensions} weights of queries, but found {} bytes",
                 bytes.len()
             ))
-            .with_hint("build the bundle again"));
-        }
-        Ok(Self(
-            weights
-                .iter()
-                .map(|weight| f32::from_le_bytes(*weight))
-                .collect(),
-        ))
+            .with_hint("build the bundle again")
+        })
     }
 
     /// The vector for a query with these tokens.

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::pooling::normalize;
-use kivu_base::{Error, Result};
+use kivu_base::{Error, Result, tensor::read_numbers};
 
 /// Number format for vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -213,12 +213,7 @@ impl Ranges {
             ))
             .with_hint("build the bundle again"));
         }
-        let values: Vec<f32> = bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect();
+        let values = read_numbers(bytes, f32::from_le_bytes).unwrap_or_default();
         Ok(Self { dimensions, values })
     }
 
