@@ -3,7 +3,7 @@
 use crate::onnx::layers::ExpertKind;
 
 /// Details that most families lack.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Details {
     /// Whether queries and keys are normalized head by head.
     pub norms_each_head: bool,
@@ -41,43 +41,12 @@ pub struct Details {
     pub experts: Option<ExpertLayers>,
     /// Whether graphs in `int8-blocks` keep attention's matrices in fp32.
     pub keeps_attention: bool,
-    /// Whether a word prediction head adds a bias to its logits.
-    pub predicts_with_bias: bool,
+    /// Whether a word prediction head adds no bias to its logits.
+    pub predicts_without_bias: bool,
     /// Whether the output matrix is the word embedding table.
     pub ties_words: bool,
     /// Width between the two layers of a word prediction head (UltraBERT).
     pub prediction_width: Option<usize>,
-}
-
-impl Default for Details {
-    fn default() -> Self {
-        Self {
-            norms_each_head: false,
-            projection: None,
-            task_types: 0,
-            position_table: PositionTable {
-                name: "embeddings.position_embeddings.weight",
-                unused: 0,
-            },
-            sharing: None,
-            full_heads: None,
-            value_norm: None,
-            layer_signals: None,
-            placeholders: [None; 3],
-            output_projection: None,
-            word_scale: None,
-            attention_scale: None,
-            attention_cap: None,
-            sinks: None,
-            pairs_neighbours: false,
-            bottlenecks: None,
-            experts: None,
-            keeps_attention: false,
-            predicts_with_bias: true,
-            ties_words: true,
-            prediction_width: None,
-        }
-    }
 }
 
 impl Details {
@@ -161,6 +130,15 @@ pub struct PositionTable {
     pub name: &'static str,
     /// Rows before the first position.
     pub unused: usize,
+}
+
+impl Default for PositionTable {
+    fn default() -> Self {
+        Self {
+            name: "embeddings.position_embeddings.weight",
+            unused: 0,
+        }
+    }
 }
 
 /// ALBERT's layers: each pass runs all layers in one group, and several passes share a group.

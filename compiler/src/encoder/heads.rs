@@ -110,10 +110,7 @@ impl Prediction {
                 activation: config.head_input.activation,
                 norm: Some("head.norm"),
                 matrix: "decoder.weight",
-                biases: config
-                    .details
-                    .predicts_with_bias
-                    .then_some(["decoder.bias"; 2]),
+                biases: (!config.details.predicts_without_bias).then_some(["decoder.bias"; 2]),
                 ..roberta
             },
             "UltrabertForMaskedLM" => Self {

@@ -98,33 +98,27 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         None => decoder::head(plan, &mut config, &mut weights, &tokenizer, LOGITS)?,
     };
     let encoder_limits = &config.encoder_limits;
-    let mut files = Vec::new();
-    let (settings, heads) = match (&config.head, scores) {
-        (_, Some((settings, modules))) => (
-            TaskSettings::Classification(settings),
-            OutputHeads::dense(Some(modules)),
-        ),
+    let (mut files, mut heads) = (Vec::new(), OutputHeads::default());
+    let settings = match (&config.head, scores) {
+        (_, Some((settings, modules))) => {
+            heads = OutputHeads::dense(Some(modules));
+            TaskSettings::Classification(settings)
+        }
         (Some(head), None) if head.kind == HeadKind::Tokens => {
             let unknown_token = other_unknown_token(&folder, &tokenizer)?;
-            let settings = TokenClassificationSettings {
+            TaskSettings::TokenClassification(TokenClassificationSettings {
                 unknown_token,
                 context: config.context(),
                 ..token_settings(&plan.folder, head, encoder_limits)?
-            };
-            (
-                TaskSettings::TokenClassification(settings),
-                OutputHeads::default(),
-            )
+            })
         }
         (Some(head), None) => {
-            let settings = text_settings(&plan.folder, head, encoder_limits)?;
-            (
-                TaskSettings::Classification(settings),
-                OutputHeads::default(),
-            )
+            TaskSettings::Classification(text_settings(&plan.folder, head, encoder_limits)?)
         }
         (None, None) => {
-            let (mut settings, heads) = vectors::open(plan, &config, &mut weights, &tokenizer)?;
+            let (mut settings, of_vectors) =
+                vectors::open(plan, &config, &mut weights, &tokenizer)?;
+            heads = of_vectors;
             let placeholders = config.details.placeholders.into_iter().flatten();
             settings.placeholders = placeholders.collect();
             files.extend(vectors::add_static_queries(
@@ -133,7 +127,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
                 &mut settings,
                 &tokenizer,
             )?);
-            (TaskSettings::Embedding(settings), heads)
+            TaskSettings::Embedding(settings)
         }
     };
     for (_, bytes) in &files {

@@ -102,6 +102,7 @@ fn half(config: &ConfigFile, half: &'static str, names: &str) -> Result<EncoderC
         },
         details: Details {
             word_scale: scale,
+            ties_words: true,
             position_table: PositionTable {
                 name: positions,
                 unused: UNUSED_POSITIONS,

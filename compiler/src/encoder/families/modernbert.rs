@@ -17,6 +17,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     let attention_bias = config.is_set("attention_bias")?;
     let mlp_bias = config.is_set("mlp_bias")?;
+    let shared = EncoderConfig::new(config, "modernbert", heads, feed_forward)?;
     Ok(EncoderConfig {
         norm: NormKind::Layer {
             has_bias: config.is_set("norm_bias")?,
@@ -35,11 +36,10 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             read: fields::head_read(config)?,
         },
         details: Details {
-            predicts_with_bias: config.is_set_or("decoder_bias", true)?,
-            ties_words: config.is_set_or("tie_word_embeddings", true)?,
-            ..Details::default()
+            predicts_without_bias: !config.is_set_or("decoder_bias", true)?,
+            ..shared.details
         },
-        ..EncoderConfig::new(config, "modernbert", heads, feed_forward)?
+        ..shared
     })
 }
 
