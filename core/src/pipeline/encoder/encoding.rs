@@ -212,6 +212,14 @@ impl EncodedWindows {
         let ids = self.encodings.list[window].ids.iter().copied();
         ids.zip(self.places[window].spans.iter().copied())
     }
+
+    /// Replaces truncated windows in their usage by their texts.
+    pub fn count_texts(&self, usage: &mut Usage) {
+        usage
+            .truncated
+            .iter_mut()
+            .for_each(|window| *window = self.places[*window].text);
+    }
 }
 
 /// Tokenizes a request's inputs.

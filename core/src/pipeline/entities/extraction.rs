@@ -323,10 +323,7 @@ impl ZeroShotEntitiesPipeline {
             .encoder
             .run_all(&windows.encodings, Granularity::Texts, deadline, finish)
             .await?;
-        usage
-            .truncated
-            .iter_mut()
-            .for_each(|window| *window = windows.places[*window].text);
+        windows.count_texts(&mut usage);
         // Each text has at least the added full stop, and so a window.
         let texts = found.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(Extracted { texts, usage })

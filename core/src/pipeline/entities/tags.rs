@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::largest;
 use kivu_base::{Error, Result};
 
 /// Label for tokens outside entities.
@@ -145,19 +146,25 @@ impl TagScheme {
             }
             let best = rows
                 .iter()
-                .map(|row| largest(totals.iter().zip(row).map(|(a, b)| a + b)));
+                .map(|row| largest(totals.iter().zip(row).map(|(a, b)| a + b).enumerate()));
             let (from, mut next): (Vec<usize>, Vec<f32>) = best.unzip();
             next.iter_mut()
                 .zip(*scores)
                 .for_each(|(total, score)| *total += log(score));
             // Only differences count: numbers stay small, so that results do not depend on a text's length.
-            let (_, most) = largest(next.iter().copied());
+            let (_, most) = largest(next.iter().copied().enumerate());
             next.iter_mut().for_each(|total| *total -= most);
             totals = next;
             before.push(from);
         }
         let ends = self.labels.iter().map(|label| edge(bias(*label, outside)));
-        let (mut label, _) = largest(totals.iter().zip(ends).map(|(total, end)| total + end));
+        let (mut label, _) = largest(
+            totals
+                .iter()
+                .zip(ends)
+                .map(|(total, end)| total + end)
+                .enumerate(),
+        );
         let mut path = Vec::with_capacity(scores.len());
         path.extend((!scores.is_empty()).then_some(label));
         for from in before.iter().rev() {
@@ -185,14 +192,6 @@ fn bias(
         (Last | Only, First | Only) => Some(biases.end_to_start),
         _ => None,
     }
-}
-
-/// Place and value of the largest number; of equal ones, the first.
-fn largest(values: impl Iterator<Item = f32>) -> (usize, f32) {
-    let values = values.enumerate();
-    values
-        .reduce(|found, next| if next.1 > found.1 { next } else { found })
-        .unwrap_or((0, 0.0))
 }
 
 #[cfg(test)]

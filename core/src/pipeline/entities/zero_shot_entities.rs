@@ -291,10 +291,7 @@ impl ZeroShotEntitiesPipeline {
             .run_all(&windows.encodings, Granularity::Texts, deadline, finish)
             .await?;
         // Texts without words have no windows.
-        usage
-            .truncated
-            .iter_mut()
-            .for_each(|window| *window = windows.places[*window].text);
+        windows.count_texts(&mut usage);
         let mut by_text: Vec<Vec<Span>> = vec![Vec::new(); texts.len()];
         for (place, spans) in windows.places.iter().zip(found) {
             by_text[place.text].extend(spans?);
