@@ -93,7 +93,8 @@ impl Parameters {
 
     /// Overrides parameters by name: `model`, `column`, and so on.
     pub fn with_options(self, options: &BTreeMap<String, String>) -> Result<Self> {
-        self.with(options.iter().map(|(name, value)| (name.as_str(), value)))
+        let options = options.iter().map(|(name, value)| (name.as_str(), value));
+        self.with(options, |name| format!("option `{name}`"))
     }
 
     /// The known layout of an input's rows.
@@ -117,10 +118,16 @@ impl Parameters {
             return Err(Error::invalid(format!("unknown metadata `{name}`")).with_hint(hint));
         }
         let own = metadata.iter();
-        self.with(own.filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value))))
+        let own = own.filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value)));
+        self.with(own, |name| format!("metadata `{PREFIX}{name}`"))
     }
 
-    fn with<'a>(mut self, options: impl Iterator<Item = (&'a str, &'a String)>) -> Result<Self> {
+    /// Overrides parameters; `shown` is an option's name in errors.
+    fn with<'a>(
+        mut self,
+        options: impl Iterator<Item = (&'a str, &'a String)>,
+        shown: impl Fn(&str) -> String,
+    ) -> Result<Self> {
         for (name, value) in options {
             match name {
                 "model" => self.model = Some(value.clone()),
@@ -128,12 +135,13 @@ impl Parameters {
                 "job" => {}
                 _ => match self.set(name, value) {
                     Some(set) => set.map_err(|expected| {
+                        let name = shown(name);
                         Error::invalid(format!(
-                            "expected {expected} in the metadata `{PREFIX}{name}`, but found `{value}`"
+                            "expected {expected} in the {name}, but found `{value}`"
                         ))
                     })?,
                     None => {
-                        return Err(Error::invalid(format!("unknown metadata `{PREFIX}{name}`")));
+                        return Err(Error::invalid(format!("unknown {}", shown(name))));
                     }
                 },
             }
@@ -224,5 +232,9 @@ mod tests {
         insta::assert_snapshot!(refused(&[("kivu-delimiter", "||")]), @r#"expected an ASCII character, itself or as `\t`, `^A` or `\x01` in the metadata `kivu-delimiter`, but found `||`"#);
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"unknown metadata `kivu-colum`");
         insta::assert_snapshot!(refused(&[("kivu_model", "x")]), @"unknown metadata `kivu_model`; Kivu's begin with `kivu-`");
+        // In rules, and in a data warehouse's headers.
+        let refused = |pairs| Parameters::of(&metadata(pairs)).unwrap_err().to_string();
+        insta::assert_snapshot!(refused(&[("truncate", "maybe")]), @"expected `true` or `false` in the option `truncate`, but found `maybe`");
+        insta::assert_snapshot!(refused(&[("colum", "x")]), @"unknown option `colum`");
     }
 }

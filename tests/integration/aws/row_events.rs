@@ -226,7 +226,7 @@ async fn errors_of_snowflake_have_a_status() {
     insta::assert_snapshot!(refused("/body", r#"{"data": [["cat"]]}"#.into()).await, @r#"400 {"error":"expected a row number before the arguments, but found none"}"#);
     insta::assert_snapshot!(refused("/body", r#"{"data": [[0, "fish"]]}"#.into()).await, @r#"500 {"error":"the model failed to run"}"#);
     insta::assert_snapshot!(refused("/headers/sf-external-function-format", "xml".into()).await, @r#"400 {"error":"expected the format `json`, but found `xml`"}"#);
-    insta::assert_snapshot!(refused("/headers/sf-custom-normalize", "maybe".into()).await, @r#"400 {"error":"expected `true` or `false` in the metadata `kivu-normalize`, but found `maybe`"}"#);
+    insta::assert_snapshot!(refused("/headers/sf-custom-normalize", "maybe".into()).await, @r#"400 {"error":"expected `true` or `false` in the option `normalize`, but found `maybe`"}"#);
 }
 
 #[tokio::test]
