@@ -1,6 +1,9 @@
 //! Answers for ranges of a file's rows, which functions write as parts and a job reads.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex},
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -158,12 +161,13 @@ impl Parts {
         for (row, text) in (first..).zip(texts) {
             let after = self.places.partition_point(|(first, _)| *first <= row);
             let place = after.checked_sub(1);
+            let mut missing = Cow::Borrowed("expected a part with its answer, but found none");
             let result = match place.map(|place| (place, &self.places[place])) {
                 None => None,
-                Some((_, (_, Place::Failed(cause)))) => Some(text.clone().and_then(|_| {
-                    let message = format!("its range failed: {cause}");
-                    Err(RowError::new(ErrorKind::Model, message))
-                })),
+                Some((_, (_, Place::Failed(cause)))) => {
+                    missing = format!("its range failed: {cause}").into();
+                    None
+                }
                 Some((place, (first, Place::Written(url)))) => {
                     let part = match current.take() {
                         Some((known, part)) if known == place => part,
@@ -183,12 +187,8 @@ impl Parts {
                     result
                 }
             };
-            answers.results.push(result.unwrap_or_else(|| {
-                text.and_then(|_| {
-                    let message = "expected a part with its answer, but found none";
-                    Err(RowError::new(ErrorKind::Model, message))
-                })
-            }));
+            let missing = || text.and_then(|_| Err(RowError::new(ErrorKind::Model, missing)));
+            answers.results.push(result.unwrap_or_else(missing));
         }
         Ok(answers)
     }

@@ -302,7 +302,7 @@ impl Splitter {
             Place::Quote => self.scan.place = Place::Quoted,
             _ => {
                 if let Some(line) = self.doubtful {
-                    return Err(self.indistinct(line));
+                    return Err(indistinct(line));
                 }
                 self.scan.has_stray_quote = true;
             }
@@ -314,7 +314,7 @@ impl Splitter {
     fn step_text(&mut self, class: Class, place: Place) -> Result<()> {
         if place == Place::Quote {
             if self.scan.has_line_end {
-                return Err(self.indistinct(self.line));
+                return Err(indistinct(self.line));
             }
             let field = self.scan.fields + 1;
             self.scan
@@ -352,7 +352,7 @@ impl Splitter {
         self.end_field(content);
         let scan = self.scan;
         if scan.has_lines && (scan.defect.is_some() || scan.has_stray_quote) {
-            return Err(self.indistinct(self.line));
+            return Err(indistinct(self.line));
         }
         let is_plausible = matches!(self.dialect.delimiter, b',' | b';');
         if scan.has_both && !is_plausible && !self.dialect.is_quote_known {
@@ -380,18 +380,6 @@ impl Splitter {
         .with_hint(
             "complete the file, or set `quote` (`--quote`) to `none` if quotes are part of its \
              fields",
-        )
-    }
-
-    fn indistinct(&self, line: u64) -> Error {
-        Error::invalid(format!(
-            "the row that begins in line {line} has text after a closing quote, so that its end is \
-             unclear"
-        ))
-        .with_hint(
-            "if quotes within fields follow another character, such as `\\`, set `escape` \
-             (`--escape`) to it, and if quotes are part of the fields, set `quote` (`--quote`) to \
-             `none`",
         )
     }
 
@@ -425,6 +413,18 @@ impl Splitter {
         ))
         .with_hint("set `escape` (`--escape`) to `none`, or complete the row")
     }
+}
+
+fn indistinct(line: u64) -> Error {
+    Error::invalid(format!(
+        "the row that begins in line {line} has text after a closing quote, so that its end is \
+         unclear"
+    ))
+    .with_hint(
+        "if quotes within fields follow another character, such as `\\`, set `escape` \
+         (`--escape`) to it, and if quotes are part of the fields, set `quote` (`--quote`) to \
+         `none`",
+    )
 }
 
 #[cfg(test)]
