@@ -14,30 +14,28 @@ use super::{
 };
 use crate::model::{Model, Pipeline};
 use kivu_base::{Error, Result};
-use kivu_core::pipeline::{Task, classification::ranking::RankingPipeline};
+use kivu_core::pipeline::{
+    Task, classification::ranking::RankingPipeline, embedding::EmbeddingPipeline,
+};
 
 /// Each of these methods fails if the model is for another task, or if the parameters do not fit the model.
 impl Model {
     /// Vectors, for the task `feature-extraction`.
     pub fn embedder(&self, parameters: &EmbeddingParameters) -> Result<Embedder> {
-        match &self.pipeline {
-            Pipeline::Embedding(pipeline) => {
-                pipeline.prompt(parameters.prompt_name.as_deref())?;
-                parameters.prepare(pipeline, &self.scope())
-            }
-            _ => Err(self.is_not_for(Task::FeatureExtraction)),
-        }
+        parameters.prepare(self.embedding(parameters)?, &self.scope())
     }
 
     /// Vectors per token, for the task `feature-extraction`.
     pub fn token_embedder(&self, parameters: &EmbeddingParameters) -> Result<TokenEmbedder> {
-        match &self.pipeline {
-            Pipeline::Embedding(pipeline) => {
-                pipeline.prompt(parameters.prompt_name.as_deref())?;
-                parameters.prepare_tokens(pipeline, &self.scope())
-            }
-            _ => Err(self.is_not_for(Task::FeatureExtraction)),
-        }
+        parameters.prepare_tokens(self.embedding(parameters)?, &self.scope())
+    }
+
+    /// The embedding model, with the prompt that these parameters name.
+    fn embedding(&self, parameters: &EmbeddingParameters) -> Result<&EmbeddingPipeline> {
+        let pipeline = self.pipeline.embedding();
+        let pipeline = pipeline.ok_or_else(|| self.is_not_for(Task::FeatureExtraction))?;
+        pipeline.prompt(parameters.prompt_name.as_deref())?;
+        Ok(pipeline)
     }
 
     /// Scores for the model's labels, for the task `text-classification`.
