@@ -65,20 +65,21 @@ pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Re
     runtime
         .map_err(Error::io("cannot start a runtime"))?
         .block_on(async {
-            let fetched = fetch_one(name, RepositoryPart::Model, config, meter).await?;
-            if let Some(encoder) = &fetched.encoder {
-                let encoder =
+            let (fetched, others) = fetch_one(name, RepositoryPart::Model, config, meter).await?;
+            if let Some(encoder) = others.encoder {
+                let (encoder, _) =
                     fetch_one(&encoder.parse()?, RepositoryPart::Settings, config, meter).await?;
                 return Ok(Fetched {
                     encoder: Some(encoder.folder.clone()),
                     ..fetched.with(&encoder)
                 });
             }
-            let Some(base) = &fetched.base else {
-                return Ok(fetched.into());
+            let Some(base) = others.base else {
+                return Ok(fetched);
             };
-            let base = fetch_one(&base.parse()?, RepositoryPart::Model, config, meter).await?;
-            if base.base.is_some() {
+            let (base, others) =
+                fetch_one(&base.parse()?, RepositoryPart::Model, config, meter).await?;
+            if others.base.is_some() {
                 return Err(Error::model(format!(
                     "`{}` is an adapter, not a model",
                     base.origin
@@ -106,54 +107,34 @@ enum RepositoryPart {
     Settings,
 }
 
-/// One repository's files.
-struct Repository {
-    /// The commit, or a hash over the files if others may be missing.
-    id: String,
-    origin: String,
-    commit: String,
-    folder: PathBuf,
+/// The other repositories that a model needs, by name.
+struct Others {
     /// The adapter's base model.
     base: Option<String>,
-    /// The encoder's repository, if it has files that this one lacks.
+    /// The encoder's repository, if it has files that the model's lacks.
     encoder: Option<String>,
 }
 
-impl Repository {
-    fn is_complete(&self) -> bool {
-        self.id == self.commit
-    }
-
-    /// A model with files from a second repository, whose branch may move independently.
-    fn with(self, other: &Self) -> Fetched {
-        let id = hex(&Sha256::digest(format!("{}\n{}", self.id, other.id)));
-        let is_complete = self.is_complete() && other.is_complete();
-        Fetched {
-            id,
-            is_complete,
-            ..self.into()
-        }
-    }
-}
-
-impl From<Repository> for Fetched {
-    fn from(repository: Repository) -> Self {
-        let is_complete = repository.is_complete();
-        let Repository {
-            id,
-            origin,
-            commit,
-            folder,
-            ..
-        } = repository;
+impl Fetched {
+    /// The files of a repository alone; the commit is the id of all its files.
+    fn new(name: &RepositoryName, id: String, commit: String, folder: PathBuf) -> Self {
         Self {
+            is_complete: id == commit,
             id,
-            is_complete,
-            origin,
+            origin: format!("{}@{commit}", name.id),
             commit,
             folder,
             adapter: None,
             encoder: None,
+        }
+    }
+
+    /// A model with files from a second repository, whose branch may move independently.
+    fn with(self, other: &Self) -> Self {
+        Self {
+            id: hex(&Sha256::digest(format!("{}\n{}", self.id, other.id))),
+            is_complete: self.is_complete && other.is_complete,
+            ..self
         }
     }
 }
@@ -163,7 +144,7 @@ async fn fetch_one(
     part: RepositoryPart,
     config: &HubConfig,
     meter: &dyn Meter,
-) -> Result<Repository> {
+) -> Result<(Fetched, Others)> {
     let cache = RepositoryCache::new(&config.cache, name);
     if config.offline {
         return downloaded(name, part, &cache).and_then(|found| {
@@ -247,15 +228,8 @@ async fn fetch_one(
     // Written last: a listed commit's files are complete.
     cache.store_listing(&listing)?;
     cache.store_commit(name, commit)?;
-    let (id, origin) = (commit.clone(), format!("{}@{commit}", name.id));
-    Ok(Repository {
-        id,
-        origin,
-        commit: commit.clone(),
-        folder,
-        base,
-        encoder,
-    })
+    let fetched = Fetched::new(name, commit.clone(), commit.clone(), folder);
+    Ok((fetched, Others { base, encoder }))
 }
 
 /// An adapter's base, and the repository's weight files. `folder` has the settings files.
@@ -292,7 +266,7 @@ fn downloaded(
     name: &RepositoryName,
     part: RepositoryPart,
     cache: &RepositoryCache,
-) -> Result<Option<Repository>> {
+) -> Result<Option<(Fetched, Others)>> {
     let Some(commit) = cache.commit(name) else {
         return Ok(None);
     };
@@ -324,15 +298,8 @@ fn downloaded(
     let encoder = paths
         .encoder(&folder)?
         .filter(|_| part == RepositoryPart::Model);
-    let origin = format!("{}@{commit}", name.id);
-    Ok(Some(Repository {
-        id: listing.id(),
-        origin,
-        commit,
-        folder,
-        base,
-        encoder,
-    }))
+    let fetched = Fetched::new(name, listing.id(), commit, folder);
+    Ok(Some((fetched, Others { base, encoder })))
 }
 
 /// Files in a snapshot that another program downloaded; `None` if there are none.
