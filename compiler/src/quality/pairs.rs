@@ -12,7 +12,7 @@ use super::{
     answer::Answer,
     correlation::{BestThreshold, best_threshold, spearman},
     samples::{LabelledTexts, Pairs},
-    served::{TIMEOUT, TRUNCATION, fitting, in_parts, search_vectors},
+    served::{TIMEOUT, fitting, in_parts, scores, search_vectors},
 };
 use crate::plan::progress::Progress;
 use kivu::{
@@ -109,39 +109,31 @@ pub fn figures(
         return Ok(verdicts.figures());
     }
     match (encoder, pairs) {
-        (_, Pairs::References(_)) => Err(unfit(pairs, "a model that generates texts")),
+        (_, Pairs::References(_)) => return Err(unfit(pairs, "a model that generates texts")),
         (EncoderPipeline::Classification(pipeline), _) if pipeline.settings().labels.len() > 1 => {
-            Err(unfit(pairs, "a model that compares two texts"))
+            return Err(unfit(pairs, "a model that compares two texts"));
         }
-        (
-            EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_),
-            Pairs::Scores(pairs, expected),
-        ) => {
-            let scores = similarities(encoder, pairs, progress)?;
-            Ok(PairFigures::Scores {
-                spearman: spearman(&scores, expected),
-            })
-        }
-        (
-            EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_),
-            Pairs::Labels(pairs, labels),
-        ) => {
+        (_, Pairs::LabelledTexts(_)) => return Err(unfit(pairs, "a classifier")),
+        (EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_), _) => {}
+        _ => return Err(unfit(pairs, "a model with vectors or a ranker")),
+    }
+    Ok(match pairs {
+        Pairs::Scores(pairs, expected) => PairFigures::Scores {
+            spearman: spearman(&similarities(encoder, pairs, progress)?, expected),
+        },
+        Pairs::Labels(pairs, labels) => {
             let is_positive = positive(labels)?;
             let found = best_threshold(&similarities(encoder, pairs, progress)?, &is_positive);
-            Ok(PairFigures::Labels {
+            PairFigures::Labels {
                 accuracy: found.map(|BestThreshold { accuracy, .. }| accuracy),
                 threshold: found.map(|BestThreshold { threshold, .. }| threshold),
-            })
+            }
         }
-        (
-            EncoderPipeline::Embedding(_) | EncoderPipeline::Classification(_),
-            Pairs::Passages(pairs),
-        ) => Ok(PairFigures::Passages {
+        Pairs::Passages(pairs) => PairFigures::Passages {
             recall_at_10: recall(encoder, pairs, progress)?,
-        }),
-        (_, Pairs::LabelledTexts(_)) => Err(unfit(pairs, "a classifier")),
-        _ => Err(unfit(pairs, "a model with vectors or a ranker")),
-    }
+        },
+        Pairs::LabelledTexts(_) | Pairs::References(_) => unreachable!("refused above"),
+    })
 }
 
 /// The error for pairs that a model cannot be measured on.
@@ -178,6 +170,11 @@ impl Verdicts {
         pairs: &Pairs,
         progress: &dyn Progress,
     ) -> Result<Option<Self>> {
+        let classified =
+            |pipeline: &ClassificationPipeline, inputs: Vec<Input>, expected: &[String]| {
+                let scores = || classifier_scores(pipeline, &inputs, progress);
+                Self::new(&pipeline.settings().labels, expected, scores).map(Some)
+            };
         match (encoder, pairs) {
             (
                 encoder,
@@ -194,16 +191,14 @@ impl Verdicts {
                 EncoderPipeline::Classification(pipeline),
                 Pairs::LabelledTexts(LabelledTexts { texts, labels, .. }),
             ) => {
-                let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
-                let scores = || scores(pipeline, &inputs, progress);
-                Self::new(&pipeline.settings().labels, labels, scores).map(Some)
+                let inputs = texts.iter().cloned().map(Input::Text);
+                classified(pipeline, inputs.collect(), labels)
             }
             (EncoderPipeline::Classification(pipeline), Pairs::Labels(pairs, labels))
                 if pipeline.settings().labels.len() > 1 =>
             {
-                let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
-                let scores = || scores(pipeline, &inputs, progress);
-                Self::new(&pipeline.settings().labels, labels, scores).map(Some)
+                let inputs = pairs.iter().map(|pair| input(pipeline, pair));
+                classified(pipeline, inputs.collect(), labels)
             }
             _ => Ok(None),
         }
@@ -286,23 +281,13 @@ fn chosen(
     })
 }
 
-fn scores(
+fn classifier_scores(
     pipeline: &ClassificationPipeline,
     inputs: &[Input],
     progress: &dyn Progress,
 ) -> Result<Vec<Vec<f32>>> {
     progress.stage("read the pairs", inputs.len());
-    let function = pipeline.settings().function;
-    in_parts(inputs, progress, async |inputs| {
-        let logits = pipeline
-            .logits(inputs, TRUNCATION, Deadline::within(TIMEOUT))
-            .await?;
-        Ok(logits
-            .rows
-            .iter()
-            .map(|logits| function.apply(logits))
-            .collect())
-    })
+    in_parts(inputs, progress, |inputs| scores(pipeline, inputs))
 }
 
 /// Which labels say that a pair belongs together.
@@ -335,13 +320,9 @@ fn similarities(
         EncoderPipeline::Embedding(pipeline) => pipeline,
         EncoderPipeline::Classification(pipeline) => {
             let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
-            return Ok(scores(pipeline, &inputs, progress)?.concat());
+            return Ok(classifier_scores(pipeline, &inputs, progress)?.concat());
         }
-        _ => {
-            return Err(Error::config(
-                "the model does not score pairs; use an embedding or ranking model",
-            ));
-        }
+        _ => unreachable!("callers refuse other models"),
     };
     // Both are texts of the same kind, unless the model distinguishes queries by more than a prompt.
     let [query, document] = match pipeline.settings().has(VectorKind::MultiVector) {
@@ -422,17 +403,13 @@ fn recall(
                     .iter()
                     .map(|passage| input(pipeline, &[question.clone(), (*passage).clone()]))
             });
-            let scores = scores(pipeline, &all.collect::<Vec<_>>(), progress)?.concat();
+            let scores = classifier_scores(pipeline, &all.collect::<Vec<_>>(), progress)?.concat();
             let rows = scores.chunks_exact(passages.len()).zip(pairs);
             right = rows
                 .filter(|(scores, [_, passage])| found(scores, passage))
                 .count();
         }
-        _ => {
-            return Err(Error::config(
-                "the model does not compare texts; use an embedding or ranking model",
-            ));
-        }
+        _ => unreachable!("callers refuse other models"),
     }
     Ok(right as f64 / pairs.len() as f64)
 }

@@ -49,7 +49,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// What texts are ranked by that are read together.
 const QUERY: &str = "Which text is about a person?";
 /// Inputs above the model's token limit lose their end.
-pub const TRUNCATION: Truncation = Truncation::At(Side::Right);
+const TRUNCATION: Truncation = Truncation::At(Side::Right);
 
 /// Answers to all sample texts, and the time that they took.
 pub struct Answers {
@@ -222,7 +222,11 @@ pub fn pair_scores(pipeline: &ClassificationPipeline, texts: &Texts) -> Result<V
     wait(|| scores(pipeline, pairs))
 }
 
-async fn scores(pipeline: &ClassificationPipeline, inputs: Vec<Input>) -> Result<Vec<Vec<f32>>> {
+/// A classifier's scores for each input.
+pub async fn scores(
+    pipeline: &ClassificationPipeline,
+    inputs: Vec<Input>,
+) -> Result<Vec<Vec<f32>>> {
     let deadline = Deadline::within(TIMEOUT);
     let logits = pipeline.logits(inputs, TRUNCATION, deadline).await?;
     let function = pipeline.settings().function;
