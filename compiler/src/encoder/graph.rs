@@ -87,7 +87,7 @@ pub fn graph(
         Bias::None | Bias::Alibi => {}
     }
     let attention_mask = mask;
-    let mask = layers.cast(&attention_mask, data_type::INT32);
+    let mask = layers.graph.cast(&attention_mask, data_type::INT32);
     let mut writer = Writer {
         config,
         layers,
@@ -593,12 +593,12 @@ impl Writer<'_> {
             side(after),
         ];
         let shape = graph.integers(&format!("attention_{place}"), &shape);
-        let scale = graph.floats("attention_scale", &[], &[attention.scale]);
+        let scale = graph.scalar("attention_scale", attention.scale);
         let frequencies = rotary.map_or(Value::none(), |rotary| rotary.constant(graph));
         let rotation = rotary.map_or(Value::none(), |rotary| rotary.parameters(graph));
-        let cap = attention.cap.map_or(Value::none(), |cap| {
-            graph.floats("attention_cap", &[], &[cap])
-        });
+        let cap = attention
+            .cap
+            .map_or(Value::none(), |cap| graph.scalar("attention_cap", cap));
         let slopes = match attention.distance {
             Distance::Ignored => Value::none(),
             Distance::Alibi => {

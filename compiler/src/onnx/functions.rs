@@ -1,7 +1,7 @@
 //! Subgraphs that the native engine executes by name. In its graphs they are model-local function calls, with these
 //! nodes as bodies, so that ONNX Runtime runs the same file; in other graphs they are the nodes.
 
-use super::{GraphBuilder, Value, data_type, float, integer, integers, string};
+use super::{GraphBuilder, Value, data_type, float, integer, string};
 
 type Graph = GraphBuilder;
 
@@ -133,7 +133,7 @@ pub fn gated_convolution(
 
 /// Hyperbolic tangents in steps of 1/127, as integers.
 pub fn rounded_tanh(graph: &mut Graph, [values]: [&Value; 1]) -> Value {
-    let steps = graph.floats("steps", &[], &[127.0]);
+    let steps = graph.scalar("steps", 127.0);
     let tangents = graph.tanh(values);
     let scaled = graph.mul(&tangents, &steps);
     graph.round(&scaled)
@@ -159,7 +159,7 @@ pub fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
 /// Vector of each text's first unmasked token; zeros for a text without tokens.
 pub fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let positions = positions_of_tokens(graph, mask);
-    let first = graph.floats("first_position", &[], &[1.0]);
+    let first = graph.scalar("first_position", 1.0);
     let is_first = graph.equal(&positions, &first);
     let is_first = graph.float(&is_first);
     weighted_sum(graph, tokens, &is_first)
@@ -170,7 +170,7 @@ pub fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let one = graph.one();
     let positions = positions_of_tokens(graph, mask);
     let last = graph.reduce_keeping("ReduceMax", &[&positions, &one]);
-    let least = graph.floats("first_position", &[], &[1.0]);
+    let least = graph.scalar("first_position", 1.0);
     let last = graph.max(&last, &least);
     let is_last = graph.equal(&positions, &last);
     let is_last = graph.float(&is_last);
@@ -213,15 +213,15 @@ pub fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value
 
 /// Multiplies a text's vector by each matrix row.
 pub fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> Value {
-    graph.node("Gemm", &[vector, matrix], vec![integer("transB", 1)])
+    graph.row_products(&[vector, matrix])
 }
 
 /// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `paths` are steps from the root to
 /// each label, of shape `shape`: see `Tree` in `fast_text/tree.rs`.
 pub fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value; 3]) -> Value {
     let (one, epsilon) = (
-        graph.floats("one_float", &[], &[1.0]),
-        graph.floats("epsilon", &[], &[1e-5]),
+        graph.scalar("one_float", 1.0),
+        graph.scalar("epsilon", 1e-5),
     );
     let right = graph.sigmoid(products);
     let left = graph.sub(&one, &right);
@@ -244,7 +244,7 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
     let mask = graph.float(mask);
     let sum = weighted_sum(graph, rows, &mask);
     let count = graph.reduce_keeping("ReduceSum", &[&mask, &one]);
-    let least = graph.floats("least_count", &[], &[1.0]);
+    let least = graph.scalar("least_count", 1.0);
     let count = graph.max(&count, &least);
     graph.div(&sum, &count)
 }
@@ -282,8 +282,7 @@ impl Storage {
             (Self::Matrix, [weights, bias]) => (graph.matmul(input, weights), bias),
             (Self::Panels, [panels, bias]) => (panel_product(graph, [input, panels]), bias),
             (_, [panels, scales, _, bias, shape]) => {
-                let order = vec![integers("perm", &[1, 3, 0, 2])];
-                let weights = graph.node("Transpose", &[panels], order);
+                let weights = graph.transpose(panels, &[1, 3, 0, 2]);
                 let weights = graph.reshape(&weights, shape);
                 let weights = graph.float(&weights);
                 let (input, scales) = match self {
@@ -343,7 +342,7 @@ impl LimitedGate {
             ("gate_least", -limit),
             ("one_float", 1.0),
         ]
-        .map(|(name, value)| graph.floats(name, &[], &[value]));
+        .map(|(name, value)| graph.scalar(name, value));
         let gate = graph.min(&gate, &most);
         let gate = graph.microsoft("QuickGelu", &[&gate], vec![float("alpha", alpha)]);
         let other = graph.node("Clip", &[&other, &least, &most], vec![]);
@@ -373,7 +372,6 @@ pub fn expert_gates(
     bias: Option<&Value>,
     top: usize,
 ) -> Value {
-    let softmax = |graph: &mut Graph, logits: &Value| graph.softmax(logits);
     let mut logits = graph.matmul(input, router);
     if let Some(bias) = bias {
         logits = graph.add(&logits, bias);
@@ -384,12 +382,12 @@ pub fn expert_gates(
     let least = graph.reduce_keeping("ReduceMin", &[&largest, &last]);
     let is_kept = graph.node("GreaterOrEqual", &[&logits, &least], vec![]);
     if bias.is_some() {
-        let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+        let lowest = graph.scalar("lowest", f32::MIN);
         let kept = graph.choose(&is_kept, &logits, &lowest);
-        return softmax(graph, &kept);
+        return graph.softmax(&kept);
     }
     let is_kept = graph.float(&is_kept);
-    let weights = softmax(graph, &logits);
+    let weights = graph.softmax(&logits);
     graph.mul(&weights, &is_kept)
 }
 
@@ -435,13 +433,12 @@ impl RoutedTokens {
         // The places on the second axis.
         let places = graph.gather_along(&places, &one, 0);
         let places = graph.squeeze(&places, &zero);
-        let of_tokens = || vec![integer("axis", 1)];
-        let weights = graph.node("Gather", &[&gate, &places], of_tokens());
+        let weights = graph.gather_along(&gate, &places, 1);
         // One more token, with a weight of 0: some operators do not compute empty matrices.
         let places = graph.concat(&[&places, &zero], 0);
         let no_weight = graph.floats("no_weight", &[1, 1, 1], &[0.0]);
-        let weights = graph.node("Concat", &[&weights, &no_weight], of_tokens());
-        let tokens = graph.node("Gather", &[&self.tokens, &places], of_tokens());
+        let weights = graph.concat(&[&weights, &no_weight], 1);
+        let tokens = graph.gather_along(&self.tokens, &places, 1);
         ExpertTokens {
             tokens,
             places,
@@ -517,17 +514,16 @@ fn rounded(graph: &mut Graph, rows: &Value) -> Value {
         ("steps", 255.0),
         ("smallest", f32::MIN_POSITIVE),
     ]
-    .map(|(name, value)| graph.floats(name, &[], &[value]));
+    .map(|(name, value)| graph.scalar(name, value));
     let [least, most] = [("ReduceMin", "Min"), ("ReduceMax", "Max")].map(|(reduce, limit)| {
         let found = graph.reduce_keeping(reduce, &[rows, &last]);
         graph.node(limit, &[&found, &zero], vec![])
     });
-    let mut node = |operator: &str, inputs: [&Value; 2]| graph.node(operator, &inputs, vec![]);
-    let span = node("Sub", [&most, &least]);
-    let scale = node("Div", [&span, &steps]);
-    let divisor = node("Max", [&scale, &smallest]);
-    let shifted = node("Sub", [rows, &least]);
-    let shifted = node("Div", [&shifted, &divisor]);
+    let span = graph.sub(&most, &least);
+    let scale = graph.div(&span, &steps);
+    let divisor = graph.max(&scale, &smallest);
+    let shifted = graph.sub(rows, &least);
+    let shifted = graph.div(&shifted, &divisor);
     let integers = graph.round(&shifted);
     let shifted = graph.mul(&integers, &scale);
     graph.add(&shifted, &least)
@@ -545,8 +541,8 @@ pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Valu
     let mask = graph.float(mask);
     let two = graph.integers("mask_axis", &[2]);
     let mask = graph.unsqueeze(&mask, &two);
-    let lowest = graph.floats("lowest", &[], &[f32::MIN]);
-    let one = graph.floats("one_float", &[], &[1.0]);
+    let lowest = graph.scalar("lowest", f32::MIN);
+    let one = graph.scalar("one_float", 1.0);
     let is_padding = graph.sub(&one, &mask);
     let penalty = graph.mul(&is_padding, &lowest);
     let tokens = graph.add(tokens, &penalty);

@@ -195,6 +195,11 @@ impl GraphBuilder {
         self.constant(float_tensor(name, shape, values))
     }
 
+    /// Adds a FLOAT constant without axes.
+    pub fn scalar(&mut self, name: &str, value: f32) -> Value {
+        self.floats(name, &[], &[value])
+    }
+
     /// Adds a constant in BFLOAT16 or FLOAT16 if that changes no number, or else in FLOAT.
     pub fn short_floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
         let in_16_bits = |shorten: fn(f32) -> u16, restore: fn(u16) -> f32| {
@@ -340,6 +345,11 @@ impl GraphBuilder {
     /// Orders the axes of `value`.
     pub fn transpose(&mut self, value: &Value, order: &[i64]) -> Value {
         self.node("Transpose", &[value], vec![integers("perm", order)])
+    }
+
+    /// Products of each vector and each matrix row, to which a bias is added, if there is one.
+    pub fn row_products(&mut self, inputs: &[&Value]) -> Value {
+        self.node("Gemm", inputs, vec![integer("transB", 1)])
     }
 
     /// Probabilities along the last axis.

@@ -351,7 +351,7 @@ impl Modules {
                     let graph = &mut layers.graph;
                     let last = graph.last_axis();
                     // `eps` in `torch.nn.functional.normalize`.
-                    let least = graph.floats("least_length", &[], &[1e-12]);
+                    let least = graph.scalar("least_length", 1e-12);
                     let length = graph.reduce_keeping("ReduceL2", &[&text, &last]);
                     let length = graph.max(&length, &least);
                     text = graph.div(&text, &length);

@@ -119,7 +119,7 @@ fn write_one(mode: Pooling, graph: &mut GraphBuilder, tokens: &Value, masks: &Ma
         Pooling::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
         Pooling::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
         Pooling::Max => {
-            let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+            let lowest = graph.scalar("lowest", f32::MIN);
             let is_token = graph.cast(mask, data_type::BOOL);
             let is_token = graph.unsqueeze(&is_token, &last);
             let kept = graph.choose(&is_token, tokens, &lowest);

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     files::weights::Weights,
-    onnx::{Dimension, ModelProto, Value, any, data_type, fixed, integer, layers::Buckets},
+    onnx::{Dimension, ModelProto, Value, any, data_type, fixed, layers::Buckets},
 };
 use kivu::{Result, repository::manifest::Precision};
 
@@ -27,7 +27,7 @@ pub fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> R
         .layers
         .graph
         .input("attention_mask", &["rows", "source"]);
-    let mask = writer.layers.cast(&mask, data_type::INT32);
+    let mask = writer.layers.graph.cast(&mask, data_type::INT32);
     let position = writer.layers.graph.input("position", &["step"]);
     let vector = writer.step_position(&ids, &position)?;
     let embedded = writer.embed(&model.tables.target, &ids, vector.as_ref())?;
@@ -242,7 +242,7 @@ impl Writer<'_> {
         let one = graph.one();
         let mut hidden = graph.squeeze(hidden, &one);
         if model.output_scale != 1.0 {
-            let scale = graph.floats("output.scale", &[], &[model.output_scale]);
+            let scale = graph.scalar("output.scale", model.output_scale);
             hidden = graph.mul(&hidden, &scale);
         }
         if model.has_shortlist {
@@ -251,11 +251,7 @@ impl Writer<'_> {
                 [any("columns"), fixed(model.hidden)],
             );
             let bias = graph.float_input("shared.output.bias", [any("columns")]);
-            return Ok(graph.node(
-                "Gemm",
-                &[&hidden, &matrix, &bias],
-                vec![integer("transB", 1)],
-            ));
+            return Ok(graph.row_products(&[&hidden, &matrix, &bias]));
         }
         let bias = match model.tables.bias {
             Some(_) => self.output_bias()?,

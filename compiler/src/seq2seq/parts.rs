@@ -246,7 +246,7 @@ impl<'a> Writer<'a> {
             }
         };
         if scale != 1.0 {
-            let scale = graph.floats("scale", &[], &[scale]);
+            let scale = graph.scalar("scale", scale);
             words = graph.mul(&words, &scale);
         }
         if let Some(positions) = positions {
@@ -335,11 +335,8 @@ impl<'a> Writer<'a> {
                 .layers
                 .graph
                 .floats(&name, &weight.shape, &weight.values);
-            return Ok(self.layers.graph.node(
-                "Gemm",
-                &[vectors, &matrix, bias],
-                vec![integer("transB", 1)],
-            ));
+            let inputs = [vectors, &matrix, bias];
+            return Ok(self.layers.graph.row_products(&inputs));
         };
         let shape = [table.rows, width / size, size];
         let values = self
@@ -401,7 +398,7 @@ impl<'a> Writer<'a> {
 /// Converts a table's bytes to floats.
 fn dequantize(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) -> Value {
     let (step, shift) = (
-        graph.floats(name, &[], &[step]),
+        graph.scalar(name, step),
         graph.shifted_bytes("shift", &[], &[0]),
     );
     graph.node("DequantizeLinear", &[bytes, &step, &shift], vec![])

@@ -20,7 +20,7 @@ pub fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> R
         .layers
         .graph
         .input("attention_mask", &["rows", "source"]);
-    let mask = writer.layers.cast(&mask, data_type::INT32);
+    let mask = writer.layers.graph.cast(&mask, data_type::INT32);
     let padding = match model.positions {
         Positions::Sinusoidal(sinusoids) => sinusoids.padding,
         Positions::Learned { .. } | Positions::Distances(_) => None,

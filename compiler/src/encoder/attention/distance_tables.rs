@@ -82,9 +82,7 @@ impl DistanceTables {
         let heads = layers
             .graph
             .integers("attention_heads", &[self.heads.queries as i64]);
-        let scale = layers
-            .graph
-            .floats("attention_scale", &[], &[1.0 / self.scale]);
+        let scale = layers.graph.scalar("attention_scale", 1.0 / self.scale);
         let inputs = [
             query,
             key,

@@ -153,7 +153,7 @@ impl CountedSpans {
         let instances = graph.unsqueeze(&instances, &one);
         let is_present = graph.node("Less", &[&counting, &instances], vec![]);
         let is_present = graph.reshape(&is_present, &column);
-        let absent = graph.floats("absent_logit", &[], &[ABSENT]);
+        let absent = graph.scalar("absent_logit", ABSENT);
         let logits = graph.choose(&is_present, &logits, &absent);
         let classes = apply_two(graph, &labels, [k0, k1, k2, k3]);
         let repeated = graph.concat(&[&one, &count, &one, &one], 0);
@@ -430,7 +430,7 @@ fn mix_labels(
     let is_other = graph.equal(schemas, &others_schemas);
     let is_other = graph.not(&is_other);
     let is_other = graph.float(&is_other);
-    let masked = graph.floats("other_schemas", &[], &[ABSENT]);
+    let masked = graph.scalar("other_schemas", ABSENT);
     let bias = graph.mul(&is_other, &masked);
     let bias = graph.unsqueeze(&bias, &one);
     let repeated = graph.concat(&[&one, &count, &one, &one], 0);

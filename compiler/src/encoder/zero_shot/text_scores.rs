@@ -118,7 +118,7 @@ impl TextHead {
                 return rows;
             }
             let last = graph.last_axis();
-            let epsilon = graph.floats("length_epsilon", &[], &[EPSILON]);
+            let epsilon = graph.scalar("length_epsilon", EPSILON);
             let length = graph.reduce_keeping("ReduceL2", &[&rows, &last]);
             let length = graph.add(&length, &epsilon);
             graph.div(&rows, &length)

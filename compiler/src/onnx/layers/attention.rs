@@ -1,7 +1,7 @@
 //! Attention that depends on positions, with the operators of ONNX Runtime; the native engine has its own.
 
 use super::{MASKED, Rotary, Rotation};
-use crate::onnx::{GraphBuilder, Value, float, functions, integer};
+use crate::onnx::{GraphBuilder, Value, float, functions};
 
 /// Added to the score of a token outside the window: far below any score, but above padding's, so that their sum is
 /// finite.
@@ -83,8 +83,8 @@ pub fn attend_by_position(
     let length = functions::length(graph, ids);
     let (zero, first, step) = (
         graph.zero(),
-        graph.floats("zero_float", &[], &[0.0]),
-        graph.floats("one_float", &[], &[1.0]),
+        graph.scalar("zero_float", 0.0),
+        graph.scalar("one_float", 1.0),
     );
     let count = graph.squeeze(&length, &zero);
     let count = graph.float(&count);
@@ -129,8 +129,8 @@ fn distance_bias(
     let mut terms = Vec::new();
     for (limit, distances) in [(before, &opposite), (after, &distances)] {
         let Some(limit) = limit else { continue };
-        let limit = graph.floats(&format!("float_{limit}"), &[], &[limit as f32]);
-        let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
+        let limit = graph.scalar(&format!("float_{limit}"), limit as f32);
+        let out_of_reach = graph.scalar("out_of_reach", OUT_OF_REACH);
         let is_far = graph.greater(distances, &limit);
         let is_far = graph.float(&is_far);
         terms.push(graph.mul(&is_far, &out_of_reach));
@@ -163,20 +163,12 @@ fn attend_in_steps(
         ..
     } = *attention;
     let scale = scale / cap.unwrap_or(1.0);
-    let scale = graph.floats(&format!("scale_{scale}"), &[], &[scale]);
-    let [one, masked] = [("one_float", 1.0), ("masked", MASKED)]
-        .map(|(name, value)| graph.floats(name, &[], &[value]));
-    let by_head = graph.integers(
-        &format!("heads_{heads}_{width}"),
-        &[0, 0, heads as i64, width as i64],
-    );
-    let flat = graph.integers(
-        &format!("flat_{}", heads * width),
-        &[0, 0, (heads * width) as i64],
-    );
+    let scale = graph.scalar(&format!("scale_{scale}"), scale);
+    let [one, masked] =
+        [("one_float", 1.0), ("masked", MASKED)].map(|(name, value)| graph.scalar(name, value));
+    let by_head = by_head(graph, heads, width);
+    let flat = flat(graph, heads * width);
     let axes = graph.integers("score_axes", &[1, 2]);
-    let transposed =
-        |graph: &mut GraphBuilder, value: &Value, order: &[i64]| graph.transpose(value, order);
     let [queries, keys, values] = [
         (queries, [0, 2, 1, 3]),
         (keys, [0, 2, 3, 1]),
@@ -184,12 +176,12 @@ fn attend_in_steps(
     ]
     .map(|(value, order)| {
         let value = graph.reshape(value, &by_head);
-        transposed(graph, &value, &order)
+        graph.transpose(&value, &order)
     });
     let scores = graph.matmul(&queries, &keys);
     let mut scores = graph.mul(&scores, &scale);
     if let Some(cap) = cap {
-        let cap = graph.floats("cap", &[], &[cap]);
+        let cap = graph.scalar("cap", cap);
         scores = graph.tanh(&scores);
         scores = graph.mul(&scores, &cap);
     }
@@ -201,25 +193,24 @@ fn attend_in_steps(
     let padding = graph.mul(&padding, &masked);
     let padding = graph.unsqueeze(&padding, &axes);
     let mut scores = graph.add(&scores, &padding);
-    let last = || vec![integer("axis", -1)];
     if let Some(sinks) = sinks {
         let by_head = graph.integers(&format!("sinks_{heads}"), &[1, heads as i64, 1, 1]);
         let sinks = graph.reshape(sinks, &by_head);
         // A column of zeros gives them the scores' other axes.
         let first = graph.zero();
-        let first = graph.node("Gather", &[&scores, &first], last());
+        let first = graph.gather_along(&scores, &first, -1);
         let zeros = graph.sub(&first, &first);
         let sinks = graph.add(&zeros, &sinks);
-        scores = graph.node("Concat", &[&scores, &sinks], last());
+        scores = graph.concat(&[&scores, &sinks], -1);
     }
-    let mut weights = graph.node("Softmax", &[&scores], last());
+    let mut weights = graph.softmax(&scores);
     if sinks.is_some() {
         let [zero, end, axis] = [("zero", 0), ("before_last", -1), ("last_axis", -1)]
             .map(|(name, value)| graph.integers(name, &[value]));
         weights = graph.slice(&weights, &zero, &end, &axis);
     }
     let context = graph.matmul(&weights, &values);
-    let context = transposed(graph, &context, &[0, 2, 1, 3]);
+    let context = graph.transpose(&context, &[0, 2, 1, 3]);
     graph.reshape(&context, &flat)
 }
 
@@ -234,14 +225,8 @@ fn for_each_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value
     if heads == key_heads {
         return tokens.clone();
     }
-    let by_head = graph.integers(
-        &format!("heads_{key_heads}_{width}"),
-        &[0, 0, key_heads as i64, width as i64],
-    );
-    let flat = graph.integers(
-        &format!("flat_{}", heads * width),
-        &[0, 0, (heads * width) as i64],
-    );
+    let by_head = by_head(graph, key_heads, width);
+    let flat = flat(graph, heads * width);
     let rows: Vec<i64> = (0..heads)
         .map(|head| (head * key_heads / heads) as i64)
         .collect();
@@ -249,6 +234,17 @@ fn for_each_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value
     let tokens = graph.reshape(tokens, &by_head);
     let tokens = graph.gather_along(&tokens, &rows, 2);
     graph.reshape(&tokens, &flat)
+}
+
+/// The shape of token vectors in parts per head.
+pub fn by_head(graph: &mut GraphBuilder, heads: usize, width: usize) -> Value {
+    let shape = [0, 0, heads as i64, width as i64];
+    graph.integers(&format!("heads_{heads}_{width}"), &shape)
+}
+
+/// The shape of token vectors.
+pub fn flat(graph: &mut GraphBuilder, width: usize) -> Value {
+    graph.integers(&format!("flat_{width}"), &[0, 0, width as i64])
 }
 
 /// ALiBi slopes: powers of 2 that end at 2^-8. If the head count is not a power of 2, the slopes for the next lower

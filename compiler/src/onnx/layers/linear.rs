@@ -212,7 +212,7 @@ impl Layers<'_> {
     fn scaled_by_token(&mut self, layer: &Linear, input: &Value) -> Value {
         let last = self.graph.last_axis();
         // Avoids division by zero for all-zero tokens.
-        let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
+        let smallest = self.graph.scalar("smallest", f32::MIN_POSITIVE);
         let largest = self.graph.abs(input);
         let largest = self.graph.reduce_keeping("ReduceMax", &[&largest, &last]);
         let largest = self.graph.max(&largest, &smallest);

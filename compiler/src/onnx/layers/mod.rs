@@ -187,11 +187,6 @@ impl<'a> Layers<'a> {
         let weight = self.weights.take(name, shape)?;
         Ok(self.graph.floats(name, &weight.shape, &weight.values))
     }
-
-    /// Casts `value` to another element type, see [`data_type`].
-    pub fn cast(&mut self, value: &Value, to: i32) -> Value {
-        self.graph.cast(value, to)
-    }
 }
 
 /// Attributes for `MultiHeadAttention`.

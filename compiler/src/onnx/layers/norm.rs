@@ -1,6 +1,6 @@
 //! Normalizations.
 
-use super::{Layers, NormKind};
+use super::{Layers, NormKind, attention};
 use crate::onnx::{Value, float, integer};
 use kivu::{Error, Result};
 
@@ -22,14 +22,8 @@ impl Layers<'_> {
         name: &str,
         [heads, width]: [usize; 2],
     ) -> Result<Value> {
-        let by_head = self.graph.integers(
-            &format!("heads_{heads}_{width}"),
-            &[0, 0, heads as i64, width as i64],
-        );
-        let flat = self.graph.integers(
-            &format!("flat_{}", heads * width),
-            &[0, 0, (heads * width) as i64],
-        );
+        let by_head = attention::by_head(&mut self.graph, heads, width);
+        let flat = attention::flat(&mut self.graph, heads * width);
         let value = self.graph.reshape(value, &by_head);
         let value = self.normalize_rows(&value, name, width)?;
         Ok(self.graph.reshape(&value, &flat))

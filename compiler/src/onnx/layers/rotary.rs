@@ -227,7 +227,7 @@ impl Rotation {
             if amplitude == 1.0 {
                 return values;
             }
-            let amplitude = graph.floats("rotary_amplitude", &[], &[amplitude]);
+            let amplitude = graph.scalar("rotary_amplitude", amplitude);
             graph.mul(&values, &amplitude)
         });
         let factors = rotary
@@ -277,30 +277,25 @@ impl QueryGrowth {
     /// Factors for `length` tokens, one per row, from a column of at least as many positions.
     fn factors(self, graph: &mut GraphBuilder, [length, positions]: [&Value; 2]) -> Value {
         let zero = graph.zero();
-        let mut constant = |name: &str, value: f32| graph.floats(name, &[], &[value]);
-        let (one, slope) = (
-            constant("one_float", 1.0),
-            constant("query_slope", self.slope),
-        );
-        let period = constant("query_period", self.period as f32);
-        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
-        let positions = node("Slice", &[positions, &zero, length, &zero]);
-        let periods = node("Div", &[&positions, &period]);
-        let periods = node("Floor", &[&periods]);
-        let periods = node("Add", &[&periods, &one]);
-        let logarithms = node("Log", &[&periods]);
-        let growth = node("Mul", &[&logarithms, &slope]);
-        node("Add", &[&growth, &one])
+        let one = graph.scalar("one_float", 1.0);
+        let slope = graph.scalar("query_slope", self.slope);
+        let period = graph.scalar("query_period", self.period as f32);
+        let positions = graph.slice(positions, &zero, length, &zero);
+        let periods = graph.div(&positions, &period);
+        let periods = graph.node("Floor", &[&periods], vec![]);
+        let periods = graph.add(&periods, &one);
+        let logarithms = graph.node("Log", &[&periods], vec![]);
+        let growth = graph.mul(&logarithms, &slope);
+        graph.add(&growth, &one)
     }
 }
 
 /// Growth factor for `length` tokens beyond `positions`, scaled by `factor`; 1 for shorter texts.
 fn growth(graph: &mut GraphBuilder, length: &Value, factor: f64, positions: usize) -> Value {
     let length = graph.float(length);
-    let mut constant = |name: &str, value: f64| graph.floats(name, &[], &[value as f32]);
-    let slope = constant("growth_slope", factor / positions as f64);
-    let offset = constant("growth_offset", factor - 1.0);
-    let least = constant("growth_least", 1.0);
+    let slope = graph.scalar("growth_slope", (factor / positions as f64) as f32);
+    let offset = graph.scalar("growth_offset", (factor - 1.0) as f32);
+    let least = graph.scalar("growth_least", 1.0);
     let growth = graph.mul(&length, &slope);
     let growth = graph.sub(&growth, &offset);
     graph.max(&growth, &least)
