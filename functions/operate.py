@@ -542,18 +542,23 @@ def resources(stack, kind):
     return found
 
 
+# How much later than others an event in the logs may arrive.
+LATE_MS = 60_000
+
+
 def logs(options):
     """Prints the logs of the last ten minutes and follows them until it is interrupted."""
     client, of = boto3.client("logs"), resources(options.stack, "AWS::Logs::LogGroup") or [parameters_of(options.stack)["LogGroup"]]
-    since = {group: int((time.time() - 600) * 1000) for group in of}
+    since, seen = {group: int((time.time() - 600) * 1000) for group in of}, dict.fromkeys(of, frozenset())
     while True:
         events = []
         for group in of:
             pages = client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since[group])
-            found = [event for page in pages for event in page["events"]]
-            if found:
-                since[group] = max(event["timestamp"] for event in found) + 1
-            events += [(event["timestamp"], group, event["message"].rstrip()) for event in found]
+            found = {event["eventId"]: event for page in pages for event in page["events"]}
+            events += [(event["timestamp"], group, event["message"].rstrip()) for name, event in found.items() if name not in seen[group]]
+            seen[group] = found.keys()
+            # Events may arrive after later ones.
+            since[group] = max([since[group], *(event["timestamp"] - LATE_MS for event in found.values())])
         for timestamp, group, message in sorted(events):
             moment = datetime.fromtimestamp(timestamp / 1000, timezone.utc)
             print(f"{moment:%H:%M:%S} {group.rsplit('/', 1)[-1]}: {message}", flush=True)

@@ -1,5 +1,5 @@
 """Tests commands that the emulator cannot run, with stubs for AWS and Docker: `settings`, `check`, `served`, starts, `rotate`, `rollback`
-during a release, `redrive` of executions, `mirror`, `upload`.
+during a release, `redrive` of executions, `mirror`, `upload`, late events in `logs`.
 """
 
 import base64
@@ -298,6 +298,32 @@ def starts():
            [row[:4] for row in rows])
 
 
+def late_events():
+    """An event that arrives after a later one is printed, and each once."""
+    at = lambda seconds, name: {"eventId": name, "timestamp": seconds * 1000, "message": name}
+    polls = [[], [at(100, "b")], [at(99, "late"), at(100, "a"), at(100, "b")], [at(99, "late"), at(100, "a"), at(100, "b"), at(101, "d")]]
+    starts = []
+
+    def pages(startTime, **_):
+        starts.append(startTime)
+        return [{"events": [event]} for event in polls[len(starts) - 1] if event["timestamp"] >= startTime]
+
+    def sleep(_):
+        if len(starts) == len(polls):
+            sys.exit()
+
+    aws, found = Aws(parameters={"LogGroup": "kivu"}), io.StringIO()
+    listed = lambda **_: [{"StackResourceSummaries": []}]
+    aws.get_paginator = lambda name: SimpleNamespace(paginate=pages if name == "filter_log_events" else listed)
+    clock, operate.time = operate.time, SimpleNamespace(time=lambda: 0, sleep=sleep)
+    operate.boto3 = SimpleNamespace(client=lambda _: aws)
+    with contextlib.redirect_stdout(found), contextlib.suppress(SystemExit):
+        operate.logs(SimpleNamespace(stack="kivu"))
+    operate.time = clock
+    expect("events", ["b", "late", "a", "d"], [line.split()[-1] for line in found.getvalue().splitlines()])
+    expect("where the last requests begin", [40_000, 40_000], starts[2:])
+
+
 def main():
     aws = Aws()
     run("rotate", aws)
@@ -317,6 +343,7 @@ def main():
     snapshots()
     versions()
     starts()
+    late_events()
     for stale, expected in ((None, ""), ("MemorySize", "found version 3 with another MemorySize")):
         found = run("served", Functions(stale))
         expect(f"aliases with another {stale}", True, expected in found and bool(found) == bool(stale))
