@@ -84,19 +84,17 @@ impl NumberedToken {
     }
 }
 
-/// A normalizer with complete character maps: the crate allocates their claimed size before it checks it.
+/// Most bytes that a tokenizer's part may make of one, so that a short text cannot take all memory. Character maps of
+/// SentencePiece make 11, spaces become 3.
+const MAX_GROWTH: usize = 256;
+
 fn normalizer<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<TextNormalizer>, D::Error> {
-    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
-        return Ok(None);
-    };
-    if !has_complete_maps(&settings) {
-        return Err(D::Error::custom("the character map is truncated"));
-    }
-    translate_patterns(&mut settings).map_err(D::Error::custom)?;
-    TextNormalizer::new(settings)
-        .map(Some)
+    let settings = settings(deserializer)?;
+    settings
+        .map(TextNormalizer::new)
+        .transpose()
         .map_err(D::Error::custom)
 }
 
@@ -104,11 +102,62 @@ fn normalizer<'de, D: Deserializer<'de>>(
 fn with_patterns<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     deserializer: D,
 ) -> std::result::Result<Option<T>, D::Error> {
+    let settings = settings(deserializer)?;
+    settings
+        .map(T::deserialize)
+        .transpose()
+        .map_err(D::Error::custom)
+}
+
+/// A part's settings, with complete character maps: the crate allocates their claimed size before it checks it.
+fn settings<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<Value>, D::Error> {
     let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
         return Ok(None);
     };
+    if !has_complete_maps(&settings) {
+        return Err(D::Error::custom("the character map is truncated"));
+    }
+    let growth = growth(&settings);
+    if growth > MAX_GROWTH {
+        return Err(D::Error::custom(format!(
+            "expected a part that makes at most {MAX_GROWTH} bytes of one, but found {growth}"
+        )));
+    }
     translate_patterns(&mut settings).map_err(D::Error::custom)?;
-    T::deserialize(settings).map(Some).map_err(D::Error::custom)
+    Ok(Some(settings))
+}
+
+/// About how many bytes the steps in `settings`, one after another, can make of one. A step's type may be missing.
+fn growth(settings: &Value) -> usize {
+    let text = |name: &str| settings[name].as_str();
+    let own = if let Some(content) = text("content") {
+        let replaced = settings["pattern"]["String"].as_str().unwrap_or_default();
+        content.len().div_ceil(replaced.len().max(1))
+    } else if let Some(map) = text("precompiled_charsmap") {
+        // What is replaced by many characters has three bytes.
+        longest_replacement(map).unwrap_or_default().div_ceil(3)
+    } else if let Some(prepended) = text("prepend") {
+        prepended.len()
+    } else {
+        let widens = matches!(text("type"), Some("ByteLevel" | "BertNormalizer"));
+        if widens { 2 } else { 1 }
+    };
+    let product = |product: usize, part: &Value| product.saturating_mul(growth(part));
+    match settings {
+        Value::Object(members) => members.values().fold(own.max(1), product),
+        Value::Array(elements) => elements.iter().fold(1, product),
+        _ => 1,
+    }
+}
+
+/// The longest replacement in a character map: after the trie, each ends with a zero.
+fn longest_replacement(map: &str) -> Option<usize> {
+    let map = BASE64_STANDARD.decode(map).ok()?;
+    let (length, map) = map.split_first_chunk()?;
+    let replacements = map.get(u32::from_le_bytes(*length) as usize..)?;
+    replacements.split(|byte| *byte == 0).map(<[u8]>::len).max()
 }
 
 /// Translates the regular expressions in `settings`.
@@ -406,6 +455,83 @@ mod tests {
                     dropout.trim_end_matches(".0")
                 );
                 assert_eq!(read(dropout).unwrap_err().to_string(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_that_make_texts_long_are_refused() {
+        let read = |part: &str, settings: &Value| {
+            let model = json!({"type": "WordLevel", "vocab": {"u": 0}, "unk_token": "u"});
+            let file =
+                json!({"version": "1.0", "added_tokens": [], part: settings, "model": model});
+            read(file.to_string().as_bytes()).map(drop)
+        };
+        let sequence = |parts: &str, step: Value, count| {
+            let steps: Vec<_> = std::iter::repeat_n(step, count).collect();
+            json!({"type": "Sequence", parts: steps})
+        };
+        let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+        let doubling = || replace(json!({"String": "a"}), "aa");
+        let untyped = || json!({"pattern": {"Regex": "a"}, "content": "aa"});
+        let map = |replacement: usize| {
+            let map = [
+                &4_u32.to_le_bytes()[..],
+                &[0; 4],
+                &vec![b'a'; replacement],
+                &[0],
+            ]
+            .concat();
+            json!({"type": "Precompiled", "precompiled_charsmap": BASE64_STANDARD.encode(map)})
+        };
+        let bytes = || json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        for (part, settings, expected) in [
+            (
+                "normalizer",
+                sequence("normalizers", doubling(), 40),
+                1 << 40,
+            ),
+            ("normalizer", sequence("normalizers", doubling(), 9), 512),
+            ("normalizer", sequence("normalizers", untyped(), 9), 512),
+            (
+                "normalizer",
+                sequence("normalizers", json!({"type": "ByteLevel"}), 70),
+                usize::MAX,
+            ),
+            (
+                "normalizer",
+                replace(json!({"Regex": ""}), &"b".repeat(300)),
+                300,
+            ),
+            (
+                "normalizer",
+                json!({"type": "Prepend", "prepend": "b".repeat(300)}),
+                300,
+            ),
+            ("normalizer", map(900), 300),
+            ("pre_tokenizer", sequence("pretokenizers", bytes(), 9), 512),
+            ("decoder", sequence("decoders", doubling(), 9), 512),
+        ] {
+            let error = read(part, &settings).unwrap_err().chain();
+            let expected = format!(
+                "expected a part that makes at most 256 bytes of one, but found {expected}"
+            );
+            assert!(error.contains(&expected), "{error}");
+        }
+        for (part, settings) in [
+            ("normalizer", sequence("normalizers", doubling(), 8)),
+            (
+                "normalizer",
+                replace(json!({"String": "long words"}), "other words"),
+            ),
+            (
+                "normalizer",
+                json!({"type": "Sequence", "normalizers": [map(33), replace(json!({"String": " "}), "▁")]}),
+            ),
+            ("pre_tokenizer", bytes()),
+        ] {
+            if let Err(error) = read(part, &settings) {
+                assert!(!error.chain().contains("bytes of one"), "{}", error.chain());
             }
         }
     }
