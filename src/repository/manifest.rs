@@ -25,6 +25,9 @@ use super::task_settings::TaskSettings;
 /// First line's prefix, a comment; the BLAKE3 of all other lines follows.
 const SEAL: &str = "# BLAKE3 of the lines below: ";
 
+/// The largest token limit that a manifest may have.
+const MAX_TOKENS: usize = 1 << 21;
+
 /// Manifest contents. The SHA-256 of its text identifies the bundle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -301,8 +304,9 @@ impl Manifest {
     /// Written format version. Format 1 is read, too.
     pub const FORMAT: u32 = 2;
 
-    /// Parses a manifest. Refuses settings for another task, file names outside the bundle, and a text that does not match
-    /// the BLAKE3 in its first line. Manifests from versions before 0.3 have no such line.
+    /// Parses a manifest. Refuses settings for another task, names that builds refuse, file names outside the bundle, more
+    /// than [`MAX_TOKENS`], and a text that does not match the BLAKE3 in its first line. Manifests from versions before 0.3
+    /// have no such line.
     pub fn parse(text: &str) -> Result<Self> {
         if let Some((expected, rest)) = text
             .strip_prefix(SEAL)
@@ -334,6 +338,13 @@ impl Manifest {
         if !manifest.settings.fit(manifest.task) {
             return Err(manifest.lacks_settings());
         }
+        manifest.check_names()?;
+        let found = manifest.settings.max_tokens();
+        if found > MAX_TOKENS {
+            return Err(Error::model(format!(
+                "expected `max_tokens` of at most {MAX_TOKENS}, but found {found}"
+            )));
+        }
         let labels = manifest.settings.label_encoder();
         let labels = labels
             .into_iter()
@@ -352,6 +363,24 @@ impl Manifest {
             }
         }
         Ok(manifest)
+    }
+
+    /// Refuses a name that leads out of folders or paths, and aliases of several lines: the author of a bundle chooses them.
+    fn check_names(&self) -> Result<()> {
+        check_name(&self.name).map_err(|error| {
+            Error::model(error.chain()).with_hint("build the bundle again, with another name")
+        })?;
+        match self
+            .aliases
+            .iter()
+            .find(|alias| alias.contains(char::is_control))
+        {
+            None => Ok(()),
+            Some(alias) => Err(Error::model(format!(
+                "expected aliases without control characters, but found `{}`",
+                alias.escape_debug()
+            ))),
+        }
     }
 
     /// Manifest text.
@@ -564,6 +593,41 @@ mod tests {
         );
         let found = refused(&two);
         assert!(found.contains("unknown field `classification`"), "{found}");
+    }
+
+    #[test]
+    fn names_and_limits_of_hostile_manifests_are_refused() {
+        let parse = |old: &str, new: &str| Manifest::parse(&OLDER[0].0.replacen(old, new, 1));
+        let name = "name = \"feature-extraction\"";
+        let aliased = |alias: &str| format!("{name}\naliases = [\"org/model:1\", \"{alias}\"]");
+        assert!(parse(name, &aliased("minilm")).is_ok());
+        for found in [
+            "../../x",
+            "/x",
+            "a/b",
+            "..",
+            "",
+            "a\\nb",
+            "a\\\"b",
+            "\\u001b[2J",
+        ] {
+            let error = parse(name, &format!("name = \"{found}\""))
+                .unwrap_err()
+                .chain();
+            assert!(
+                error.starts_with("expected a model name of letters"),
+                "{error}"
+            );
+        }
+        let error = parse(name, &aliased("a\\r\\nb")).unwrap_err().chain();
+        insta::assert_snapshot!(error, @r"expected aliases without control characters, but found `a\r\nb`");
+        let error = parse("max_tokens = ", "max_tokens = 99999999")
+            .unwrap_err()
+            .chain();
+        assert!(
+            error.starts_with("expected `max_tokens` of at most 2097152"),
+            "{error}"
+        );
     }
 
     #[test]
