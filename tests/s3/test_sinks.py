@@ -216,6 +216,14 @@ class ToPostgres(Base):
         ])
         self.assertNotIn("secret", json.dumps(report))
 
+    def test_rows_of_another_table_are_not_replaced(self):
+        source, urls = self.source([{"id": None, "text": "a"}]), [self.table("first"), self.table("second")]
+        _, failed, _ = self.job(source, urls[0], check=False)
+        done, _, _ = self.job(source, urls[1], check=False)
+        self.assertIn("failed-docs.jsonl` has the rows that `postgres://", done.stderr)
+        self.job(source, urls[0], check=False)
+        self.assertEqual(len(failed.read_text().splitlines()), 1)
+
     def test_columns_of_parquet_are_stored(self):
         url = self.table("parquet", "price real, is_new boolean, title text")
         rows = [{"id": number, "text": f"text {number}", "price": number / 2, "is_new": number % 2 == 0, "title": None}

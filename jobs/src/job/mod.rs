@@ -481,11 +481,14 @@ impl Job {
         }
         match &self.output {
             JobOutput::Stdout => Ok(Destination::Stream(OutputStream::Stdout)),
-            JobOutput::File(path) => Ok(Destination::File(OutputFile::new(
-                path,
-                &self.input,
-                self.existing,
-            )?)),
+            JobOutput::File(path) => {
+                let output = OutputFile::new(path, &self.input, self.existing)?;
+                if !self.existing.overwrite {
+                    let sink = self.sink.as_ref().map(|sink| sink.url.to_string());
+                    report_file::check_failed_rows(path, sink.as_deref())?;
+                }
+                Ok(Destination::File(output))
+            }
             JobOutput::Object(store, url) => {
                 if url.key.is_empty() || url.key.ends_with('/') {
                     return Err(Error::config(format!(

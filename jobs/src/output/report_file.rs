@@ -65,6 +65,23 @@ pub fn check(path: &Path) -> Result<Option<Metadata>> {
     }
 }
 
+/// Refuses to replace rows that another sink than `sink` does not have: files for several sinks may have the same name,
+/// which is made of the input's.
+pub fn check_failed_rows(output: &Path, sink: Option<&str>) -> Result<()> {
+    let found = read(&path_of(output));
+    let has_rows = |report: &Report| {
+        report.status == Status::Finished && !report.progress.errors.is_empty() && output.exists()
+    };
+    match found.filter(has_rows).and_then(|report| report.sink) {
+        Some(other) if sink != Some(other.as_str()) => Err(Error::config(format!(
+            "`{}` has the rows that `{other}` does not have",
+            output.display()
+        ))
+        .with_hint("choose another file, move it away, or replace it with `--overwrite`")),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that a report may be written to `url`, and returns the condition for writing it.
 pub fn check_object(store: &Arc<dyn Store>, url: &Url) -> Result<Condition> {
     let found = read_object(store, url)?;
@@ -160,4 +177,33 @@ fn write_file(path: &Path, text: &[u8]) -> Result<()> {
     file.persist(path)
         .map(drop)
         .map_err(|refused| failed()(refused.error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_another_sink_does_not_have_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("failed-a.csv");
+        let refused = |errors: &str, sink| {
+            let report = format!(
+                r#"{{"status": "finished", "input": "a.csv", "output": "failed-a.csv", "sink": "postgres://host/db?table=a",
+                "model": "m", "model_digest": "d", "task": "t", "rows": 9, "errors": {errors}, "samples": [], "tokens": 9,
+                "truncated": 0, "seconds": 1.5}}"#
+            );
+            fs::write(path_of(&output), report).unwrap();
+            check_failed_rows(&output, sink).map_err(|error| error.to_string())
+        };
+        let (one, table) = (r#"{"sink": 1}"#, Some("postgres://host/db?table=a"));
+        assert_eq!(refused(one, None), Ok(()), "the rows were moved away");
+        fs::write(&output, "id,text,error\n").unwrap();
+        let error = refused(one, Some("postgres://host/db?table=b")).unwrap_err();
+        let error = error.replace(&format!("{}/", folder.path().display()), "");
+        insta::assert_snapshot!(error, @"`failed-a.csv` has the rows that `postgres://host/db?table=a` does not have; choose another file, move it away, or replace it with `--overwrite`");
+        assert!(refused(one, None).is_err());
+        assert_eq!(refused(one, table), Ok(()));
+        assert_eq!(refused("{}", None), Ok(()));
+    }
 }
