@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use arrow_array::{Array, RecordBatch, make_array};
-use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{
+    DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit,
+    extension::{EXTENSION_TYPE_METADATA_KEY, EXTENSION_TYPE_NAME_KEY},
+};
 use kivu::{Error, Result, error::quoted};
 use kivu_jobs::{
     input::opened::OpenInput,
@@ -220,7 +223,7 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, SchemaRef, Vec<Stri
         let bytes = bytes_of_text(field.data_type());
         field.clone().with_data_type(bytes)
     });
-    let fields = changed(&fields, zoned);
+    let fields = changed(&fields, marked);
     let is_int96 = |column: &&ColumnDescPtr| column.physical_type() == Type::INT96;
     let int96 = stored.columns().iter().filter(is_int96);
     let mut int96: Vec<_> = int96
@@ -275,15 +278,23 @@ fn typed(field: &Field, column: &ColumnDescriptor) -> Field {
     field.clone().with_data_type(data_type)
 }
 
-/// The field with a mark for times of day in UTC, which have no type in Arrow.
-fn zoned(field: &Field, column: &ColumnDescriptor) -> Field {
+/// The field with marks for what Arrow's types do not have: times of day in UTC, as all are without a logical type, and
+/// JSON, which the crate marks only if it is a logical type.
+fn marked(field: &Field, column: &ColumnDescriptor) -> Field {
     let mut field = field.clone();
-    if let Some(LogicalType::Time(time)) = column.logical_type_ref()
-        && time.is_adjusted_to_u_t_c
-    {
-        let mark = [(IN_UTC.to_owned(), String::new())];
-        field.metadata_mut().extend(mark);
-    }
+    let marks: &[(&str, &str)] = match (column.logical_type_ref(), column.converted_type()) {
+        (Some(LogicalType::Time(time)), _) if time.is_adjusted_to_u_t_c => &[(IN_UTC, "")],
+        (None, ConvertedType::TIME_MILLIS | ConvertedType::TIME_MICROS) => &[(IN_UTC, "")],
+        (None, ConvertedType::JSON) => &[
+            (EXTENSION_TYPE_NAME_KEY, "arrow.json"),
+            (EXTENSION_TYPE_METADATA_KEY, ""),
+        ],
+        _ => &[],
+    };
+    let marks = marks
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    field.metadata_mut().extend(marks);
     field
 }
 
@@ -400,6 +411,7 @@ fn lost<'a>(
         Some(LogicalType::Geometry(_)) => "GEOMETRY",
         Some(LogicalType::Geography(_)) => "GEOGRAPHY",
         Some(LogicalType::Variant(_)) => "VARIANT",
+        _ if info.converted_type() == ConvertedType::BSON => "BSON",
         _ if column.is_group() => {
             let mut fields = column.get_fields().iter();
             return fields.find_map(|field| lost(field, arrow_schema));
@@ -671,10 +683,11 @@ mod tests {
             own.collect::<Vec<_>>().join("\n")
         };
         let columns = "optional int64 time (TIME(MICROS,true)); optional int64 local_time (TIME(MICROS,false)); \
-             optional group inner { optional binary kind (ENUM); }";
+             optional int64 old_time (TIME_MICROS); optional group inner { optional binary kind (ENUM); }";
         insta::assert_snapshot!(written(&of_nulls(columns, None)), @"
         OPTIONAL INT64 time (TIME(MICROS,true));
         OPTIONAL INT64 local_time (TIME(MICROS,false));
+        OPTIONAL INT64 old_time (TIME(MICROS,true));
         OPTIONAL BYTE_ARRAY kind (STRING);
         ");
         let seconds = DataType::Timestamp(TimeUnit::Second, None);
@@ -683,19 +696,30 @@ mod tests {
             Field::new("time", seconds, true),
         ]);
         insta::assert_snapshot!(written(&of_nulls("optional int96 time;", Some(&arrow))), @"OPTIONAL INT64 time (TIMESTAMP(MICROS,false));");
-        for found in ["GEOMETRY", "VARIANT"] {
+        for found in ["GEOMETRY", "VARIANT", "BSON"] {
             let column = match found {
-                "VARIANT" => "optional group v (VARIANT) { optional binary metadata; }",
-                _ => "optional binary v (GEOMETRY);",
+                "VARIANT" => "optional group v (VARIANT) { optional binary metadata; }".to_owned(),
+                _ => format!("optional binary v ({found});"),
             };
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a.parquet");
-            std::fs::write(&path, of_nulls(column, None)).unwrap();
+            std::fs::write(&path, of_nulls(&column, None)).unwrap();
             let input = OpenInput::file(&path).unwrap();
             let refused = ParquetReader::new(input, &Layout::default(), None).err();
             let expected = format!("but found the type {found} in `v`");
             assert!(refused.unwrap().to_string().contains(&expected));
         }
+    }
+
+    /// Files of fastparquet have no logical types.
+    #[test]
+    fn json_without_a_logical_type_stays_json() {
+        let json = types::Type::primitive_type_builder("a", Type::BYTE_ARRAY)
+            .with_converted_type(ConvertedType::JSON)
+            .build();
+        let column = ColumnDescriptor::new(Arc::new(json.unwrap()), 0, 0, "a".into());
+        let field = marked(&Field::new("a", DataType::Utf8, true), &column);
+        assert_eq!(field.extension_type_name(), Some("arrow.json"));
     }
 
     #[test]
