@@ -20,9 +20,11 @@ use parquet::{
             ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
             ParquetRecordBatchReaderBuilder,
         },
+        parquet_to_arrow_schema,
     },
     basic::{Compression, ConvertedType, LogicalType, Type},
-    file::metadata::{KeyValue, ParquetMetaData, RowGroupMetaData},
+    errors::Result as ParquetResult,
+    file::metadata::{FileMetaData, KeyValue, ParquetMetaData, RowGroupMetaData},
     schema::types::{self, ColumnDescPtr, ColumnDescriptor},
 };
 
@@ -218,7 +220,18 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, SchemaRef, Vec<Stri
         let fields = fields.iter().map(|field| mapped(field, &mut leaf));
         fields.collect::<Vec<FieldRef>>()
     };
-    let fields = changed(schema.fields(), typed);
+    let mut zones = zones(found.metadata().file_metadata())
+        .map_err(wrong)?
+        .into_iter();
+    let mut in_zone = |field: &Field| match (field.data_type(), zones.next().flatten()) {
+        (DataType::Timestamp(unit, Some(_)), zone @ Some(_)) => field
+            .clone()
+            .with_data_type(DataType::Timestamp(*unit, zone)),
+        _ => field.clone(),
+    };
+    let fields = schema.fields().iter();
+    let fields: Vec<_> = fields.map(|field| mapped(field, &mut in_zone)).collect();
+    let fields = changed(&fields, typed);
     let of_bytes = changed(&fields, |field, _| {
         let bytes = bytes_of_text(field.data_type());
         field.clone().with_data_type(bytes)
@@ -276,6 +289,25 @@ fn typed(field: &Field, column: &ColumnDescriptor) -> Field {
         other => other.clone(),
     };
     field.clone().with_data_type(data_type)
+}
+
+/// The time zones in the schema that Arrow keeps in a file, by column. The crate drops those of columns with another unit
+/// there, such as the milliseconds that are written for Spark.
+fn zones(file: &FileMetaData) -> ParquetResult<Vec<Option<Arc<str>>>> {
+    let stored = stored_bytes(file.schema_descr())?;
+    let schema = parquet_to_arrow_schema(&stored, file.key_value_metadata())?;
+    let mut zones = Vec::new();
+    let mut zone = |field: &Field| {
+        zones.push(match field.data_type() {
+            DataType::Timestamp(_, zone) => zone.clone(),
+            _ => None,
+        });
+        field.clone()
+    };
+    for field in schema.fields() {
+        mapped(field, &mut zone);
+    }
+    Ok(zones)
 }
 
 /// The field with marks for what Arrow's types do not have: times of day in UTC, as all are without a logical type, and
@@ -720,6 +752,39 @@ mod tests {
         let column = ColumnDescriptor::new(Arc::new(json.unwrap()), 0, 0, "a".into());
         let field = marked(&Field::new("a", DataType::Utf8, true), &column);
         assert_eq!(field.extension_type_name(), Some("arrow.json"));
+    }
+
+    #[test]
+    fn timestamps_keep_their_time_zone_in_another_unit() {
+        let zoned = |unit| {
+            Field::new(
+                "time",
+                DataType::Timestamp(unit, Some("Asia/Tokyo".into())),
+                true,
+            )
+        };
+        let arrow = |unit| {
+            let inner = DataType::Struct([Arc::new(zoned(unit))].into());
+            let text = Field::new("text", DataType::Utf8, true);
+            Schema::new(vec![text, zoned(unit), Field::new("inner", inner, true)])
+        };
+        let columns = "optional int64 time (TIMESTAMP(MILLIS,true)); \
+             optional group inner { optional int64 time (TIMESTAMP(MILLIS,true)); }";
+        for unit in [
+            TimeUnit::Second,
+            TimeUnit::Millisecond,
+            TimeUnit::Nanosecond,
+        ] {
+            let (rows, _) = copied_rows(&of_nulls(columns, Some(&arrow(unit))));
+            let expected = arrow(TimeUnit::Millisecond);
+            let kept = rows[0].schema().project(&[0, 1, 2]).unwrap();
+            assert_eq!(kept.fields(), expected.fields());
+        }
+        // Times without a zone get none.
+        let naive = columns.replace("true", "false");
+        let (rows, _) = copied_rows(&of_nulls(&naive, Some(&arrow(TimeUnit::Second))));
+        let none = DataType::Timestamp(TimeUnit::Millisecond, None);
+        assert_eq!(*rows[0].column(1).data_type(), none);
     }
 
     #[test]

@@ -68,17 +68,17 @@ pub fn bytes_of_text(found: &DataType) -> DataType {
     }
 }
 
-/// A file's schema without the annotations that make bytes texts.
+/// A file's schema without the annotations that make bytes texts, and integers times.
 pub fn stored_bytes(schema: &SchemaDescriptor) -> ParquetResult<Arc<SchemaDescriptor>> {
-    let root = without_texts(&schema.root_schema_ptr())?;
+    let root = without_annotations(&schema.root_schema_ptr())?;
     Ok(Arc::new(SchemaDescriptor::new(root)))
 }
 
-fn without_texts(found: &TypePtr) -> ParquetResult<TypePtr> {
+fn without_annotations(found: &TypePtr) -> ParquetResult<TypePtr> {
     let info = found.get_basic_info();
     let id = info.has_id().then(|| info.id());
     if found.is_group() {
-        let fields = found.get_fields().iter().map(without_texts);
+        let fields = found.get_fields().iter().map(without_annotations);
         let mut group = Type::group_type_builder(info.name())
             .with_fields(fields.collect::<ParquetResult<_>>()?)
             .with_converted_type(info.converted_type())
@@ -89,14 +89,17 @@ fn without_texts(found: &TypePtr) -> ParquetResult<TypePtr> {
         }
         return group.build().map(Arc::new);
     }
-    let is_text = matches!(
+    let is_annotated = matches!(
         info.logical_type_ref(),
-        Some(LogicalType::String | LogicalType::Json)
+        Some(LogicalType::String | LogicalType::Json | LogicalType::Timestamp(_))
     ) || matches!(
         info.converted_type(),
-        ConvertedType::UTF8 | ConvertedType::JSON
+        ConvertedType::UTF8
+            | ConvertedType::JSON
+            | ConvertedType::TIMESTAMP_MILLIS
+            | ConvertedType::TIMESTAMP_MICROS
     );
-    if !is_text {
+    if !is_annotated {
         return Ok(Arc::clone(found));
     }
     Type::primitive_type_builder(info.name(), found.get_physical_type())
