@@ -296,7 +296,7 @@ async fn store(
 
 impl Sink for Postgres {
     fn key(&self, id: &str) -> String {
-        table::key(&self.statements.id_kind, id)
+        self.statements.id.key(id)
     }
 
     fn check(&self, record: &Record) -> Result<(), String> {
@@ -313,7 +313,7 @@ impl Sink for Postgres {
                 "PostgreSQL does not store the character U+0000, which a text has".to_owned(),
             );
         }
-        Ok(())
+        self.statements.id.check(&record.id)
     }
 
     fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>> {

@@ -185,7 +185,7 @@ class ToPostgres(Base):
         errors = [row["error"] for row in csv.DictReader(failed.open())]
         self.assertEqual(errors, [
             '22P02 invalid input syntax for type integer: "…"',
-            '22P02 invalid input syntax for type bigint: "…"',
+            "expected a decimal number as the id, since its column has the type `int8`",
             '23505 duplicate key value violates unique constraint "refused_title_key"',
             "22001 value too long for type character varying(8)",
             "expected a text, but found an empty one",
@@ -216,6 +216,19 @@ class ToPostgres(Base):
         ])
         self.assertNotIn("secret", json.dumps(report))
 
+    def test_ids_and_texts_are_stored_as_they_are(self):
+        self.postgres.sql("CREATE DOMAIN price AS numeric(5, 1)", "CREATE DOMAIN short AS varchar(3)",
+                          "CREATE TABLE exact (id price PRIMARY KEY, title short, embedding vector)")
+        ids = ["1.2", "1.24", "01.20", "1.3"]
+        rows = [{"id": id, "text": "a", "title": "abc"} for id in ids] + [{"id": "4", "text": "a", "title": "abcd"}]
+        _, failed, _ = self.job(self.source(rows), self.postgres.url("exact"), "--metadata", "title")
+        self.assertEqual(self.postgres.sql("SELECT id, title FROM exact ORDER BY id").splitlines(), ["1.2|abc", "1.3|abc"])
+        self.assertEqual([json.loads(line)["error"] for line in failed.read_text().splitlines()], [
+            "expected an id with at most 1 decimal places, since its column rounds others",
+            "the id in `id` is also that of an earlier row",
+            "22001 value too long for type character varying(3)",
+        ])
+
     def test_rows_of_another_table_are_not_replaced(self):
         source, urls = self.source([{"id": None, "text": "a"}]), [self.table("first"), self.table("second")]
         _, failed, _ = self.job(source, urls[0], check=False)
@@ -238,18 +251,22 @@ class ToPostgres(Base):
     def test_unfit_tables_are_refused_before_the_first_row(self):
         source, sql, url = self.source(texts(3)), self.postgres.sql, self.postgres.url
         sql("CREATE TABLE other (id bigint PRIMARY KEY, embedding vector(3), numbers real[])",
-            "CREATE TABLE keyless (id bigint, embedding vector)", "CREATE DATABASE bare")
+            "CREATE TABLE keyless (id bigint, embedding vector)", "CREATE DATABASE bare",
+            "CREATE TABLE rounding (id real PRIMARY KEY, embedding vector)",
+            "CREATE TABLE cutting (id bigint PRIMARY KEY, embedding vector, title name)")
         for found, expected in [
             (url("missing"), "expected a table for"),
             (url("other"), f"for vectors of {self.dimension} values, as the model's, but found 3"),
             (url("other", "&vector=numbers"), "to be a `vector` or a `halfvec`, but found `_float4`"),
             (url("other", "&vector=none"), "no column `none` in the table"),
+            (url("rounding"), "keeps different ones apart in the column `id`"),
             (url("keyless"), "expected a primary key or a unique index of only `id`"),
             (url("other").replace("/postgres?", "/bare?"), "run `CREATE EXTENSION vector`"),
             (url("other").replace("/postgres?", "/none?"), "database \"none\" does not exist"),
             (url("other", user="stranger"), "28P01 password authentication failed"),
         ]:
             self.assertIn(expected, self.refusal(source, found))
+        self.assertIn("cuts texts, since it has the type `name`", self.refusal(source, url("cutting"), "--metadata", "title"))
         self.assertIn("no column `key`; the file has `id`, `text`, `title`", self.refusal(self.source(texts(3), "docs.csv"), url("other"), "--id", "key"))
         self.assertIn("a sink takes vectors, but the model is not an embedding model", self.refusal(source, url("other"), model=CLASSIFIER))
         self.assertIn("a sink takes dense vectors of floats", self.refusal(source, url("other"), "--vector-type", "int8"))
