@@ -1,8 +1,11 @@
 //! PostgreSQL with pgvector: a batch is copied to a temporary table and inserted from it, in one transaction.
 
-use std::{env, error::Error as _, io, net::IpAddr, path::Path, pin::pin, sync::Arc};
+use std::{
+    env, error::Error as _, io, net::IpAddr, path::Path, pin::pin, sync::Arc, time::Duration,
+};
 
 use serde_json::Value;
+use tokio::time::timeout;
 use tokio_postgres::{
     Client, Config, Error as PostgresError, Transaction,
     binary_copy::BinaryCopyInWriter,
@@ -22,6 +25,11 @@ use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 /// Name that the server shows for the connection.
 const APPLICATION: &str = "kivu batch";
+/// Time for a connection to a host, and for its first answer.
+const HOST_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// After this time without data, the network is asked whether a connection still exists; by default, after two hours.
+const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// PostgreSQL with pgvector.
 pub const POSTGRES: SinkKind = SinkKind {
@@ -53,6 +61,7 @@ struct Connector {
     tls: Tls,
     /// The URL, for messages.
     place: String,
+    timeout: Duration,
 }
 
 impl Postgres {
@@ -61,13 +70,7 @@ impl Postgres {
         let waiting = Waiting::new()?;
         let (client, statements) = waiting.wait(async {
             let action = format!("cannot connect to `{}`", connector.place);
-            let client = retried(&action, async || {
-                connector
-                    .connect()
-                    .await
-                    .map_err(|error| connector.failure(&error))
-            });
-            let client = client.await?;
+            let client = retried(&action, async || connector.connect().await).await?;
             let action = format!("cannot read the table for `{}`", connector.place);
             let failed =
                 |error: PostgresError| Error::config(format!("{action}: {}", reason(&error)));
@@ -110,6 +113,12 @@ impl Connector {
         if let (None, Ok(password)) = (config.get_password(), env::var("PGPASSWORD")) {
             config.password(password);
         }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(HOST_TIMEOUT);
+        }
+        if !url.url.contains("keepalives") {
+            config.keepalives_idle(IDLE_TIME);
+        }
         // By default, libpq sends passwords and rows in the clear if a server wants that. An address, if there is one, is
         // what it connects to.
         let is_local = config.get_hosts().iter().all(is_local)
@@ -121,11 +130,17 @@ impl Connector {
             config,
             tls: Tls::new(url.roots.as_deref().map(Path::new))?,
             place,
+            timeout: ANSWER_TIMEOUT,
         })
     }
 
-    async fn connect(&self) -> Result<Client, PostgresError> {
-        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+    async fn connect(&self) -> Result<Client, Failure> {
+        let connected = timeout(self.timeout, self.config.connect(self.tls.clone()));
+        let Ok(connected) = connected.await else {
+            let seconds = self.timeout.as_secs();
+            return Err(Failure::Passing(format!("no answer within {seconds} s")));
+        };
+        let (client, connection) = connected.map_err(|error| self.failure(&error))?;
         // It ends with the client; errors are returned by the client too.
         tokio::spawn(async move {
             let _ = connection.await;
@@ -330,10 +345,7 @@ impl Sink for Postgres {
                 let mut connected = match client.take().filter(|client| !client.is_closed()) {
                     Some(client) => client,
                     None => {
-                        let new = connector
-                            .connect()
-                            .await
-                            .map_err(|error| connector.failure(&error))?;
+                        let new = connector.connect().await?;
                         let created = new.batch_execute(&statements.create).await;
                         created.map_err(|error| connector.failure(&error))?;
                         new
@@ -350,6 +362,8 @@ impl Sink for Postgres {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -377,6 +391,33 @@ mod tests {
         ] {
             assert_eq!(mode(place), SslMode::Prefer, "{place}");
         }
+    }
+
+    #[test]
+    fn a_silent_server_is_not_waited_for() {
+        let connector = |url: &str| {
+            let url = PostgresUrl::of(url).unwrap();
+            let settings = SinkSettings::new(Arc::new(url.clone()), None, &[]).unwrap();
+            Connector::new(&url, &settings).unwrap()
+        };
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut waiting = connector(&format!(
+            "postgres://me@{}/a?table=t",
+            silent.local_addr().unwrap()
+        ));
+        let config = &waiting.config;
+        assert_eq!(config.get_connect_timeout(), Some(&HOST_TIMEOUT));
+        assert_eq!(config.get_keepalives_idle(), IDLE_TIME);
+        waiting.timeout = Duration::from_millis(50);
+        let runtime = Waiting::new().unwrap();
+        let connected = runtime.wait(async { Ok(waiting.connect().await) });
+        assert!(matches!(connected.unwrap(), Err(Failure::Passing(_))));
+        let config = connector(
+            "postgres://me@host/a?table=t&connect_timeout=3&keepalives_idle=7&sslmode=disable",
+        )
+        .config;
+        assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        assert_eq!(config.get_keepalives_idle(), Duration::from_secs(7));
     }
 
     #[test]
