@@ -41,12 +41,12 @@ async function search(question, signal) {
 }
 
 const server = createServer(async (request, response) => {
-  const url = new URL(request.url, "http://localhost");
-  const question = url.searchParams.get("q");
+  const [route] = request.url.split("?", 1);
+  const question = new URLSearchParams(request.url.slice(route.length)).get("q");
   const disconnected = new AbortController();
   response.on("close", () => disconnected.abort());
   const answer = (status, body) => response.writeHead(status, { "content-type": "application/json" }).end(JSON.stringify(body));
-  if (url.pathname !== "/search" || !question) return answer(404, { error: "expected `/search?q=QUESTION`" });
+  if (route !== "/search" || !question) return answer(404, { error: "expected `/search?q=QUESTION`" });
   try {
     answer(200, await search(question, disconnected.signal));
   } catch (error) {

@@ -88,5 +88,7 @@ fn the_search_service_answers() {
         get("/search?q=password")
     );
     assert!(get("/search?q=when+does+the+boat+leave").contains("ferry.txt"));
-    assert!(get("/search").contains("expected `/search?q=QUESTION`"));
+    for path in ["/search", "//", "http://x:99999/"] {
+        assert!(get(path).contains("expected `/search?q=QUESTION`"), "{path}");
+    }
 }
