@@ -57,7 +57,8 @@ def main():
     if not 'engine = "native"' in (options.bundle / "manifest.toml").read_text():
         sys.exit(f"expected a bundle for the native engine, but found another in `{options.bundle}`; see docs/bundles.md")
     layer, function = options.out / "layer", options.out / "function"
-    shutil.rmtree(options.out, ignore_errors=True)
+    for folder in (layer, function):
+        shutil.rmtree(folder, ignore_errors=True)
     install_numpy(options.python, layer / "python")
     unpack(options.wheel, layer / "python")
     function.mkdir()
