@@ -13,7 +13,7 @@ import numpy as np
 
 from ._package import native
 from ._progress import Progress
-from ._texts import as_json, as_list
+from ._texts import as_flag, as_json, as_list
 from .errors import InvalidError
 
 if TYPE_CHECKING:
@@ -42,24 +42,30 @@ class Prediction(TypedDict):
     score: float
 
 
-class Rank(TypedDict, total=False):
-    """A document's position in the list, its score and, on request, its text."""
-
+class _Ranked(TypedDict):
     index: int
     score: float
+
+
+class Rank(_Ranked, total=False):
+    """A document's position in the list, its score and, on request, its text."""
+
     text: str
 
 
-class Entity(TypedDict, total=False):
+class _Found(TypedDict):
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class Entity(_Found, total=False):
     """An entity with its label, and its first and last character's positions, as in `transformers`."""
 
     entity_group: str
     entity: str
     index: int
-    score: float
-    word: str
-    start: int
-    end: int
 
 
 class Token(TypedDict):
@@ -139,7 +145,7 @@ def _restore(name: str, options: dict[str, Any]) -> Model:
 
 def dtype_of(precision: Any) -> Any:
     """The vectors' type in numpy."""
-    if precision not in DTYPES:
+    if not isinstance(precision, str) or precision not in DTYPES:
         raise InvalidError(f"expected `precision` among {quoted(DTYPES)}, but found {precision!r:.40}")
     return DTYPES[precision]
 
@@ -363,8 +369,9 @@ class Model:
             "raw_scores": raw_scores,
             "truncate": truncate,
         })
+        has_texts = as_flag(return_documents, "return_documents")
         ranks: list[Rank] = json.loads(self._native.run("rank", [query, *listed], 0, parameters))
-        if return_documents:
+        if has_texts:
             for rank in ranks:
                 rank["text"] = listed[rank["index"]]
         return ranks
@@ -418,7 +425,7 @@ class Model:
             show_progress: As in `encode`.
         """
         parameters = {
-            "candidate_labels": _labels(labels),
+            "candidate_labels": _labels(labels, "labels"),
             "multi_label": multi_label,
             "hypothesis_template": template,
             "prompt": prompt,
@@ -464,15 +471,15 @@ class Model:
             show_progress: As in `encode`.
         """
         parameters = {
-            "labels": None if labels is None else _labels(labels),
-            "patterns": None if patterns is None else _labels(patterns),
+            "labels": None if labels is None else _labels(labels, "labels"),
+            "patterns": None if patterns is None else _labels(patterns, "patterns"),
             "redact": redact,
             "redact_style": style,
             "redact_scope": scope,
-            "redact_mapping": None if mapping is None else dict(mapping),
+            "redact_mapping": mapping,
             "redact_key": key,
             "aggregation_strategy": aggregation,
-            "transition_biases": None if transition_biases is None else dict(transition_biases),
+            "transition_biases": transition_biases,
             "threshold": threshold,
             "stride": stride,
             "truncate": truncate,
@@ -497,7 +504,7 @@ class Model:
             key: The key of encrypted originals.
             show_progress: As in `encode`.
         """
-        parameters = {"redact_mapping": None if mapping is None else dict(mapping), "redact_key": key}
+        parameters = {"redact_mapping": mapping, "redact_key": key}
         return self._each("restore", texts, parameters, show_progress)
 
     def extract(
@@ -650,9 +657,9 @@ def _split(found: tuple[bytearray, list[int]]) -> list[np.ndarray]:
     return np.split(vectors, np.cumsum(counts)[:-1])
 
 
-def _labels(labels: Any) -> Any:
+def _labels(labels: Any, argument: str) -> Any:
     """Labels as a list, or a text with commas between them."""
-    return labels if isinstance(labels, str) else as_list(labels, "labels")[0]
+    return labels if isinstance(labels, str) else as_list(labels, argument)[0]
 
 
 def quoted(names: Iterable[str]) -> str:

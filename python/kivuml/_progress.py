@@ -3,13 +3,15 @@
 import sys
 import time
 
+from ._texts import as_flag
+
 
 class Progress:
     """Counts texts, on one line that is written again at most ten times a second."""
 
     def __init__(self, total, shown):
         self.total = total
-        self.shown = shown
+        self.shown = as_flag(shown, "show_progress")
         self.done = 0
         self.began = self.written = time.monotonic()
 

@@ -40,21 +40,39 @@ def _listed(value):
     return list(value) if hasattr(value, "__iter__") else None
 
 
+def as_flag(value, argument):
+    """Returns whether an option is set that the native module does not get."""
+    if value not in (True, False, None):
+        raise InvalidError(f"expected `{argument}` to be a boolean, but found {value!r:.40}")
+    return bool(value)
+
+
 def as_json(parameters):
     """Returns the parameters that are set, as JSON."""
-    given = {name: value for name, value in parameters.items() if value is not None}
     try:
-        return json.dumps(given, default=_plain, allow_nan=False)
+        given = {name: _plain(value) for name, value in parameters.items() if value is not None}
+        return json.dumps(given, allow_nan=False)
+    except RecursionError:
+        raise InvalidError("expected parameters with at most some hundred levels, but found more") from None
     except ValueError:
         raise InvalidError("expected finite numbers as parameters, but found another value") from None
 
 
 def _plain(value):
-    """A value of numpy or Arrow as Python's own."""
+    """A value with numpy's and Arrow's as Python's own. `json` would make texts of other keys."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"expected a string as a parameter's key, but found `{type(key).__name__}`")
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
     for method in (*_METHODS, "item", "as_py"):
         convert = getattr(value, method, None)
         if callable(convert):
-            return convert()
+            return _plain(convert())
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     raise TypeError(f"expected a parameter of a plain type, but found `{type(value).__name__}`")

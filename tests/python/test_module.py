@@ -319,7 +319,8 @@ class Inputs(unittest.TestCase):
     def test_bad_input_has_the_servers_words(self):
         import pandas
 
-        minilm = model("minilm")
+        minilm, endless = model("minilm"), {}
+        endless["a"] = endless
         for call, kind, message in (
             (lambda: minilm.encode(None), TypeError, "expected `texts` to be a string, or a list, an array or a series of strings, but found `NoneType`"),
             (lambda: minilm.encode(7), TypeError, "expected `texts` to be a string, or a list, an array or a series of strings, but found `int`"),
@@ -336,15 +337,24 @@ class Inputs(unittest.TestCase):
             (lambda: minilm.encode(["a", ""]), errors.InvalidError, "expected a text in `texts[1]`, but found an empty one"),
             (lambda: minilm.encode("\ud800"), errors.InvalidError, "expected Unicode text in `texts[0]`, but found half of a surrogate pair"),
             (lambda: minilm.encode("a", precision="int4"), ValueError, "expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found 'int4'"),
+            (lambda: minilm.encode("a", precision=["int8"]), ValueError, "expected `precision` among `float32`, `int8`, `uint8`, `binary`, `ubinary`, but found ['int8']"),
+            (lambda: minilm.encode("a", show_progress="no"), errors.InvalidError, "expected `show_progress` to be a boolean, but found 'no'"),
             (lambda: minilm.encode("a", prompt="\ud800"), errors.InvalidError, "expected Unicode text in `parameters`, but found half of a surrogate pair"),
             (lambda: minilm.encode("a", dimensions=10**400), errors.InvalidError, "cannot read the parameters: number out of range at line 1 column 416"),
             (lambda: minilm.encode("a", dimensions="many"), errors.InvalidError, "expected `dimensions` to be an integer from 0 on, but found a string"),
             (lambda: minilm.encode("a", normalize=object()), TypeError, "expected a parameter of a plain type, but found `object`"),
             (lambda: model("ner").entities("a", stride=float("nan")), ValueError, "expected finite numbers as parameters, but found another value"),
             (lambda: minilm.rank("a", ["b"], top_k=0), ValueError, "expected `top_k` above 0, but found 0"),
+            (lambda: minilm.rank("a", ["b"], return_documents="no"), errors.InvalidError, "expected `return_documents` to be a boolean, but found 'no'"),
             (lambda: minilm.rank(None, ["b"]), TypeError, "expected `query` to be a string, but found `NoneType`"),
             (lambda: minilm.rank("a", ["b", None]), TypeError, "expected `documents[1]` to be a string, but found `NoneType`"),
             (lambda: model("ner-labels").entities("a"), ValueError, "expected `labels` for `ner-labels`, which finds entities with labels that you choose, but found none"),
+            (lambda: model("ner").entities("a", patterns=[]), ValueError, "expected at least one text in `patterns`, but found none"),
+            (lambda: model("ner").restore("a", mapping={1: "b"}), TypeError, "expected a string as a parameter's key, but found `int`"),
+            (lambda: model("ner").restore("a", mapping=[("a", "b")]), ValueError, "expected `redact_mapping` to be an object with originals by placeholder, but found a list"),
+            (lambda: model("ner").restore("a", mapping="ab"), ValueError, "expected `redact_mapping` to be an object with originals by placeholder, but found a string"),
+            (lambda: model("extract").extract("a", {"entities": {True: "b"}}), TypeError, "expected a string as a parameter's key, but found `bool`"),
+            (lambda: model("extract").extract("a", endless), ValueError, "expected parameters with at most some hundred levels, but found more"),
             (lambda: model("ner").entities("a", ["b"]), ValueError, "`labels` is not supported: `ner` has labels of its own; omit them"),
             (lambda: model("sentiment").classify([("a", "b", "c")]), ValueError, "expected a text or a pair in `texts[0]`, but found 3 texts"),
             (lambda: minilm._native.run("nothing", ["a"], 0, "{}"), errors.InvalidError, "unknown task `nothing`"),
@@ -568,6 +578,10 @@ class Package(unittest.TestCase):
         declared = set(re.findall(r"def (\w+)\(", stub))
         found = {name for name in [*dir(_native), *dir(_native.Model)] if not name.startswith("_") and name != "Model"}
         self.assertEqual(declared, found)
+
+    def test_types_of_results_have_the_keys_that_all_results_have(self):
+        self.assertEqual(kivuml.Rank.__required_keys__, {"index", "score"})
+        self.assertEqual(kivuml.Entity.__required_keys__, {"score", "word", "start", "end"})
 
     def test_imports_are_few(self):
         # The command needs no numpy, and models need neither asyncio nor pathlib, which take longer than the package.
