@@ -14,8 +14,9 @@ const { classes, wrongType } = require("./errors.js");
  */
 function asList(value, argument, pairs = false) {
   if (typeof value === "string") return { texts: [value], isSingle: true };
-  // The elements of these are no texts, or in no order.
-  const isList = isObject(value) && Symbol.iterator in value && !(value instanceof Map || ArrayBuffer.isView(value));
+  // The elements of these are no texts.
+  const isOther = value instanceof Map || value instanceof String || ArrayBuffer.isView(value);
+  const isList = isObject(value) && Symbol.iterator in value && !isOther;
   if (!isList) {
     throw wrongType(`expected \`${argument}\` to be a string or an iterable of strings, but found ${typeName(value)}`);
   }
@@ -69,7 +70,12 @@ function asOptions(given, known) {
  */
 function asJson(parameters) {
   const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== null);
-  return JSON.stringify(Object.fromEntries(given), (_, value) => plain(value));
+  /** @this {any} @param {string} key */
+  function member(key) {
+    // As it was given: JSON makes texts of dates and URLs before they get here.
+    return plain(this[key]);
+  }
+  return JSON.stringify(Object.fromEntries(given), member);
 }
 
 /** @param {unknown} value @returns {unknown} */
@@ -78,7 +84,7 @@ function plain(value) {
     throw new classes.InvalidError("expected finite numbers as parameters, but found another value");
   }
   if (value instanceof Set) return [...value];
-  const isData = !isObject(value) || Array.isArray(value) || isPlain(value) || typeof value.valueOf() !== "object";
+  const isData = !isObject(value) || Array.isArray(value) || isPlain(value);
   if (!isData || ["bigint", "function", "symbol"].includes(typeof value)) {
     throw wrongType(`expected a parameter of a plain type, but found ${typeName(value)}`);
   }

@@ -85,7 +85,7 @@ class Model {
     const known = /** @type {const} */ ([...prompts, "dimensions", "normalize", "precision", "truncate", ...RUN]);
     const { promptName, prompt, instruction, task, dimensions, normalize, ...others } = asOptions(options, known);
     const { precision = "float32", truncate, ...run } = others;
-    if (!Object.hasOwn(ARRAYS, precision)) {
+    if (typeof precision !== "string" || !Object.hasOwn(ARRAYS, precision)) {
       const found = String(JSON.stringify(precision)).slice(0, 40);
       throw new classes.InvalidError(`expected \`precision\` among ${quoted(Object.keys(ARRAYS))}, but found ${found}`);
     }
@@ -144,6 +144,9 @@ class Model {
     const known = /** @type {const} */ (["topK", ...prompts, "rawScores", "returnDocuments", "truncate", "signal"]);
     const { topK, instruction, prompt, rawScores, returnDocuments, truncate, signal } = asOptions(options, known);
     const parameters = asJson({ top_k: topK, instruction, prompt, raw_scores: rawScores, truncate });
+    if (![true, false, undefined, null].includes(returnDocuments)) {
+      throw wrongType(`expected \`returnDocuments\` to be a boolean, but found ${typeName(returnDocuments)}`);
+    }
     const text = asText(query, "query");
     const { texts: listed } = asList(documents, "documents");
     const inputs = [text, ...listed];
@@ -175,7 +178,7 @@ class Model {
     const known = /** @type {const} */ (["multiLabel", "template", "prompt", "truncate", ...RUN]);
     const { multiLabel, template, prompt, truncate, ...run } = asOptions(options, known);
     const parameters = {
-      candidate_labels: asLabels(labels),
+      candidate_labels: asLabels(labels, "labels"),
       multi_label: multiLabel,
       hypothesis_template: template,
       prompt,
@@ -193,8 +196,8 @@ class Model {
     const known = /** @type {const} */ (["labels", "patterns", "redact", "style", "scope", "mapping", "key", "aggregation", "transitionBiases", "threshold", "stride", "truncate", ...RUN]);
     const { labels, patterns, redact, style, scope, mapping, key, aggregation, transitionBiases, threshold, stride, truncate, ...run } = asOptions(options, known);
     const parameters = {
-      labels: labels === undefined || labels === null ? undefined : asLabels(labels),
-      patterns: patterns === undefined || patterns === null ? undefined : asLabels(patterns),
+      labels: labels === undefined || labels === null ? undefined : asLabels(labels, "labels"),
+      patterns: patterns === undefined || patterns === null ? undefined : asLabels(patterns, "patterns"),
       redact,
       redact_style: style,
       redact_scope: scope,
@@ -388,9 +391,9 @@ function rethrow(error) {
   throw fromNative(error);
 }
 
-/** @param {unknown} labels @returns {unknown} Labels as a list, or a text with commas between them. */
-function asLabels(labels) {
-  return typeof labels === "string" ? labels : asList(labels, "labels").texts;
+/** @param {unknown} labels @param {string} argument @returns {unknown} A list, or a text with commas between labels. */
+function asLabels(labels, argument) {
+  return typeof labels === "string" ? labels : asList(labels, argument).texts;
 }
 
 /**
