@@ -69,6 +69,7 @@ REQUESTS = [
     ("/v1/reranking", {"query": "cat", "texts": ["dog"]}),
     ("/restore", {"inputs": ["Dear [PERSON_1]"], "redact_mapping": {"[PERSON_1]": "Ann"}}),
     ("/models/arn:/embedding", {"inputs": ["the cat"]}),
+    ("/v1/ranking", {"query": {"text": "cat"}, "passages": [{"text": "dog"}], "truncate": "END"}),
 ]
 
 

@@ -1,4 +1,4 @@
-//! OpenAI's routes, with NVIDIA's for entities, vLLM's for labels and scores, llama.cpp's, and Jina's for ranking.
+//! OpenAI's routes, with NVIDIA's for entities and ranking, vLLM's for labels and scores, llama.cpp's, and Jina's for ranking.
 
 use crate::{
     dialects::{
@@ -11,7 +11,7 @@ use crate::{
     },
     routes::tei,
     service::route::{Api, Route, RouteMethod, Runs, get, post},
-    tasks::ranking::{self, DocumentsRequest, JinaResponse},
+    tasks::ranking::{self, DocumentsRequest, JinaResponse, PassagesRequest, PassagesResponse},
 };
 
 pub const OPENAI: Api = Api {
@@ -22,6 +22,7 @@ pub const OPENAI: Api = Api {
         EMBEDDINGS,
         EMBEDDINGS.at("/embeddings", "tei_embeddings"),
         CHAT,
+        RANKING,
         LABELS,
         LABELS.at("/v1/classify", "v1_classify"),
         SCORE,
@@ -69,6 +70,11 @@ const CHAT: Route = post!(
 .request::<ChatRequest>()
 .response::<ChatCompletion<'static>>()
 .runs(Runs::Model);
+
+const RANKING: Route = post!("/v1/ranking", "ranking", ranking::nvidia)
+    .request::<PassagesRequest>()
+    .response::<PassagesResponse>()
+    .runs(Runs::Model);
 
 const LABELS: Route = post!("/classify", "classify", vllm::classify)
     .request::<LabelsRequest>()

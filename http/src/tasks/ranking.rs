@@ -1,4 +1,5 @@
-//! Ranks texts by a query: TEI's `/rerank`, which also takes documents, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
+//! Ranks texts by a query: TEI's `/rerank`, which also takes documents, Cohere's `/v2/rerank`, Jina's `/v1/rerank` and
+//! NVIDIA's `/v1/ranking`.
 
 use std::{fmt::Display, mem};
 
@@ -269,14 +270,7 @@ impl Ranked {
 pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     let query = inputs::text(&"query", body.query, &context.texts)?;
-    if !matches!(body.documents, Content::List(_)) {
-        return Err(Error::invalid(format!(
-            "expected `documents` to be a list of texts, but found {}",
-            body.documents.kind()
-        ))
-        .in_field("documents"));
-    }
-    let texts = inputs::one_or_list("documents", body.documents, &context.texts, document)?;
+    let texts = documents("documents", body.documents, &context.texts)?;
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
     let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
@@ -313,6 +307,18 @@ pub fn raw_scores(raw_scores: Option<bool>, use_activation: Option<bool>) -> Res
         ("raw_scores", raw_scores),
         ("use_activation", use_activation.map(|is_used| !is_used)),
     ])
+}
+
+/// Texts, or objects with a `text`.
+fn documents(field: &str, values: Content, texts: &RequestTexts) -> Result<Vec<String>> {
+    if !matches!(values, Content::List(_)) {
+        return Err(Error::invalid(format!(
+            "expected `{field}` to be a list of texts, but found {}",
+            values.kind()
+        ))
+        .in_field(field));
+    }
+    inputs::one_or_list(field, values, texts, document)
 }
 
 /// A text, or an object's `text`.
@@ -368,6 +374,67 @@ enum JinaRanks {
         /// The best documents, in descending order.
         data: Vec<RankedText>,
     },
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `query` and `passages`")]
+pub struct PassagesRequest {
+    /// Model name; the default is the first ranking model.
+    model: Option<String>,
+    /// A text, or an object with a `text`, by which the passages are ranked.
+    #[schemars(with = "TextOrObject")]
+    query: Content,
+    /// Texts, or objects with a `text`.
+    #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
+    passages: Content,
+    /// What happens to texts beyond the model's limit: `NONE` rejects them, `END` truncates them.
+    truncate: Option<BooleanOrTruncate>,
+}
+
+impl RequestBody for PassagesRequest {
+    const FIELDS: &str = "body.passages";
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct PassagesResponse {
+    /// The best passages, in descending order.
+    rankings: Vec<RankedPassage>,
+    /// Tokens of the query and all passages.
+    usage: TokenUsage,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct RankedPassage {
+    /// The passage's position in the request, from 0.
+    index: usize,
+    /// A logit, or an embedding model's similarity.
+    logit: f32,
+}
+
+/// Rank passages by a query, as NVIDIA does
+pub async fn nvidia(JsonRequest(context, body): JsonRequest<PassagesRequest>) -> ApiResult {
+    let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
+    let candidates = Candidates {
+        query: document(&"query", body.query, &context.texts)?,
+        texts: documents("passages", body.passages, &context.texts)?,
+        are_returned: false,
+    };
+    let truncation = RequestedTruncation {
+        truncate: body.truncate,
+        ..RequestedTruncation::default()
+    };
+    let parameters = RankingParameters {
+        truncation: truncation.parameters(pipeline.max_tokens())?,
+        raw_scores: Some(true),
+        ..RankingParameters::default()
+    };
+    let mut ranked = rank(&context, &pipeline, candidates, parameters).await?;
+    let passage = |(index, logit, _)| RankedPassage { index, logit };
+    let answer = PassagesResponse {
+        rankings: ranked.best().map(passage).collect(),
+        usage: TokenUsage::of(&ranked.usage),
+    };
+    Ok(by_model(&answer, &ranked.usage))
 }
 
 /// Rank documents by a query, as Cohere does
@@ -477,6 +544,42 @@ mod tests {
         {"raw_scores":false} "rerank" [{"index":0,"relevance_score":0.7310586},{"index":1,"relevance_score":0.7310586}] null
         {"raw_scores":true,"return_documents":true,"top_n":1} "rerank" [{"document":"dog","index":0,"relevance_score":1.0}] null
         {"raw_scores":true,"return_documents":true,"top_k":1} "list" null [{"document":"dog","index":0,"relevance_score":1.0}]
+        "#);
+    }
+
+    /// Clients send `query` and `passages` as objects.
+    #[tokio::test]
+    async fn passages_are_ranked_by_logits() {
+        let mut found = String::new();
+        for more in [
+            json!({ "truncate": "END" }),
+            json!({ "query": "cat", "passages": ["dog"] }),
+            json!({ "passages": [{ "text": "dog", "image": "data:" }] }),
+            json!({ "passages": [{ "text": "dog" }, {}] }),
+            json!({ "passages": ["dog", ""] }),
+            json!({ "passages": "dog" }),
+            json!({ "documents": ["dog"] }),
+            json!({ "top_n": 1 }),
+        ] {
+            let mut body = json!({ "query": { "text": "cat" }, "passages": [{ "text": "dog" }, { "text": "fish" }] });
+            body.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().cloned().unwrap());
+            let (status, answer) = ask("/v1/ranking", &body).await;
+            let [rankings, message] =
+                ["/rankings", "/error/message"].map(|part| answer.pointer(part));
+            let answer = rankings.or(message).unwrap_or(&answer);
+            found += &format!("{more} {status} {answer}\n");
+        }
+        insta::assert_snapshot!(found, @r#"
+        {"truncate":"END"} 200 OK [{"index":0,"logit":1.0},{"index":1,"logit":1.0}]
+        {"passages":["dog"],"query":"cat"} 200 OK [{"index":0,"logit":1.0}]
+        {"passages":[{"image":"data:","text":"dog"}]} 422 Unprocessable Entity "`passages[0].image` is not supported: models read texts"
+        {"passages":[{"text":"dog"},{}]} 422 Unprocessable Entity "expected a text in `passages[1].text`, but found none"
+        {"passages":["dog",""]} 422 Unprocessable Entity "expected a text in `passages[1]`, but found an empty one"
+        {"passages":"dog"} 422 Unprocessable Entity "expected `passages` to be a list of texts, but found a string"
+        {"documents":["dog"]} 422 Unprocessable Entity "`documents` is not supported: use `passages`"
+        {"top_n":1} 422 Unprocessable Entity "`top_n: 1` is not supported: this route does not read it; leave it out"
         "#);
     }
 }
