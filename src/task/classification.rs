@@ -136,9 +136,7 @@ impl ZeroShotParameters {
         pipeline: &ZeroShotPipeline,
         scope: &Scope,
     ) -> Result<ZeroShotClassifier> {
-        let labels = self
-            .candidate_labels
-            .read("parameters.candidate_labels", scope.max_labels)?;
+        let labels = self.candidate_labels.read("labels", scope.max_labels)?;
         if let Some(prompt) = &self.prompt {
             check_size("prompt", prompt)?;
         }

@@ -217,9 +217,7 @@ impl ZeroShotEntitiesParameters {
         pipeline: &ZeroShotEntitiesPipeline,
         scope: &Scope,
     ) -> Result<EntityFinder> {
-        let labels = self
-            .candidate_labels
-            .read("parameters.candidate_labels", scope.max_labels)?;
+        let labels = self.candidate_labels.read("labels", scope.max_labels)?;
         let is_given = self.flat_ner.is_some() || self.multi_label.is_some();
         let options = ZeroShotEntitiesOptions {
             labels: Labels::new(labels, scope.max_labels)?,

@@ -112,20 +112,16 @@ mod tests {
 
     #[test]
     fn labels_are_counted_before_they_are_read() {
-        let read = |value: Value| {
-            LabelList::deserialize(value)
-                .unwrap()
-                .read("parameters.candidate_labels", 3)
-        };
+        let read = |value: Value| LabelList::deserialize(value).unwrap().read("labels", 3);
         let refusal = |value: Value| read(value).unwrap_err().to_string();
         let commas: LabelList = ",a ,".repeat(1_000_000).parse().unwrap();
         let bytes = allocation_counter::measure(|| drop(commas.read("labels", 3))).bytes_max;
         assert!(bytes < 100_000, "{bytes}");
         let messages = [json!(vec![7; 4]), json!(["a", 7]), json!(7)].map(refusal);
         insta::assert_snapshot!(messages.join("\n"), @r"
-        expected 1 to 3 `candidate_labels`, but found 4
-        expected `parameters.candidate_labels[1]` to be a string, but found a number
-        expected `parameters.candidate_labels` to be a list of strings, or a string with commas, but found a number
+        expected 1 to 3 `labels`, but found 4
+        expected `labels[1]` to be a string, but found a number
+        expected `labels` to be a list of strings, or a string with commas, but found a number
         ");
         insta::assert_snapshot!(commas.read("labels", 3).unwrap_err(), @"expected 1 to 3 `labels`, but found 1000000");
         // As in `transformers`, empty labels between commas are left out.
@@ -137,9 +133,9 @@ mod tests {
         }
         let messages = ["a,\"b", "[\"a\", 7]", "[1, 2, 3, 4]"].map(|text| refusal(json!(text)));
         insta::assert_snapshot!(messages.join("\n"), @r"
-        expected a closing quote for item 2 in `parameters.candidate_labels`
-        expected a JSON list of strings in `parameters.candidate_labels`
-        expected a JSON list of strings in `parameters.candidate_labels`
+        expected a closing quote for item 2 in `labels`
+        expected a JSON list of strings in `labels`
+        expected a JSON list of strings in `labels`
         ");
         let json: LabelList = format!("[{}\"\"]", "\"\",".repeat(1_000_000))
             .parse()

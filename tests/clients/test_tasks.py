@@ -215,9 +215,9 @@ class HubZeroShotTest(TaskTest):
 
     def test_errors_of_client_requests(self):
         for labels, options, named in (
-            ([], {}, "candidate_labels"),
-            (["sport", "cooking", "sport"], {}, "candidate_labels[2]"),
-            (["sport", " "], {}, "candidate_labels[1]"),
+            ([], {}, "labels"),
+            (["sport", "cooking", "sport"], {}, "labels[2]"),
+            (["sport", " "], {}, "labels[1]"),
             (["sport"], {"hypothesis_template": "This lacks a gap."}, "hypothesis_template"),
         ):
             with self.subTest(labels=labels, **options):
@@ -230,8 +230,8 @@ class HubZeroShotTest(TaskTest):
         for body, named in (
             ({"inputs": FOOTBALL}, "parameters"),
             ({"inputs": FOOTBALL, "parameters": {}}, "candidate_labels"),
-            ({"inputs": FOOTBALL, "parameters": {"candidate_labels": [1]}}, "candidate_labels[0]"),
-            ({"inputs": FOOTBALL, "parameters": {"candidate_labels": " , "}}, "candidate_labels"),
+            ({"inputs": FOOTBALL, "parameters": {"candidate_labels": [1]}}, "labels[0]"),
+            ({"inputs": FOOTBALL, "parameters": {"candidate_labels": " , "}}, "labels"),
             ({"inputs": "", "parameters": labels}, "inputs"),
             ({"inputs": [], "parameters": labels}, "inputs"),
             ({"inputs": {"text": "a", "text_pair": "b"}, "parameters": labels}, "inputs"),

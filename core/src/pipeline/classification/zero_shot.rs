@@ -75,12 +75,7 @@ pub struct Labels(Vec<String>);
 impl Labels {
     /// Checks a request's labels; at most `limit`, since each costs a model run.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
-        let wrong_count = || {
-            format!(
-                "expected 1 to {limit} `candidate_labels`, but found {}",
-                labels.len()
-            )
-        };
+        let wrong_count = || format!("expected 1 to {limit} `labels`, but found {}", labels.len());
         if labels.is_empty() {
             return Err(Error::invalid(wrong_count()));
         }
@@ -91,12 +86,12 @@ impl Labels {
         for (index, label) in labels.iter().enumerate() {
             if label.trim().is_empty() {
                 return Err(Error::invalid(format!(
-                    "expected a label in `candidate_labels[{index}]`, but found an empty one"
+                    "expected a label in `labels[{index}]`, but found an empty one"
                 )));
             }
             if !known.insert(label) {
                 return Err(Error::invalid(format!(
-                    "expected each label once, but found `candidate_labels[{index}]` twice"
+                    "expected each label once, but found `labels[{index}]` twice"
                 )));
             }
         }
@@ -348,10 +343,10 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        insta::assert_snapshot!(labels(&[]), @"expected 1 to 3 `candidate_labels`, but found 0");
-        insta::assert_snapshot!(labels(&["a", " "]), @"expected a label in `candidate_labels[1]`, but found an empty one");
-        insta::assert_snapshot!(labels(&["a", "b", "a"]), @"expected each label once, but found `candidate_labels[2]` twice");
-        insta::assert_snapshot!(labels(&["a", "b", "c", "d"]), @"expected 1 to 3 `candidate_labels`, but found 4");
+        insta::assert_snapshot!(labels(&[]), @"expected 1 to 3 `labels`, but found 0");
+        insta::assert_snapshot!(labels(&["a", " "]), @"expected a label in `labels[1]`, but found an empty one");
+        insta::assert_snapshot!(labels(&["a", "b", "a"]), @"expected each label once, but found `labels[2]` twice");
+        insta::assert_snapshot!(labels(&["a", "b", "c", "d"]), @"expected 1 to 3 `labels`, but found 4");
         // As in `transformers`, white space belongs to the labels of a list.
         assert_eq!(
             Labels::new(vec![" a".into(), "a".into()], 3)

@@ -192,7 +192,7 @@ async fn labels_beyond_the_limits_of_their_encoder() {
         (status, answer["error"].as_str().unwrap()),
         (
             422,
-            "expected a label in `candidate_labels[0]`, but found an empty one"
+            "expected a label in `labels[0]`, but found an empty one"
         )
     );
 }
@@ -410,8 +410,8 @@ async fn parameters_that_cannot_be_met_are_refused() {
     422 expected the field `parameters.candidate_labels`, but found none
     422 expected the field `parameters.candidate_labels`, but found none
     422 expected a text in `inputs`, but found an empty one
-    422 expected 1 to 1024 `candidate_labels`, but found 0
-    422 expected each label once, but found `candidate_labels[1]` twice
+    422 expected 1 to 1024 `labels`, but found 0
+    422 expected each label once, but found `labels[1]` twice
     422 the label `a <<ENT>> b` contains `<<ENT>>`, which the model reads as its own; rename it
     413 the labels have 1232 tokens, but the model takes at most 512, text tokens included; send fewer or shorter labels
     422 expected a `threshold` from 0 to 1, but found 1.5
