@@ -26,7 +26,7 @@ use crate::{
     },
     quantize::layer_forms::LayerForms,
     sentence_transformers::{
-        default_prompt, makes_vectors, max_tokens, modules::Modules, score_modules,
+        default_prompt, makes_vectors, max_tokens, modules::Modules, names_sigmoid, score_modules,
     },
     tokenizers::token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
 };
@@ -36,7 +36,7 @@ use kivu::{
     config::EngineChoice,
     hexadecimal::hex,
     pipeline::{
-        classification::ClassificationSettings,
+        classification::{ClassificationSettings, scores::ScoreFunction},
         entities::token_classification::TokenClassificationSettings,
     },
     repository::TaskSettings,
@@ -362,7 +362,11 @@ pub fn text_settings(
     Ok(ClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
-        function: head.function,
+        // A CrossEncoder's own function in place of the one in `transformers`.
+        function: match head.function {
+            ScoreFunction::Softmax if names_sigmoid(folder)? => ScoreFunction::Sigmoid,
+            function => function,
+        },
         max_tokens: max_tokens(folder, encoder_limits)?,
         template: None,
         query_prompt: default_prompt(folder)?,

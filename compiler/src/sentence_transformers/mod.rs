@@ -9,7 +9,7 @@ pub mod static_embedding;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use super::{
     encoder::{EMBEDDING_GEMMA2, EncoderLimits},
@@ -401,6 +401,21 @@ pub fn default_prompt(folder: &ModelFolder) -> Result<Option<String>> {
             "expected `{name}`, which is the `default_prompt_name`, among the `prompts` of `{SETTINGS}`, but found none"
         ))),
     }
+}
+
+/// Whether a CrossEncoder's score function is the sigmoid. Older versions name it in `config.json`.
+pub fn names_sigmoid(folder: &ModelFolder) -> Result<bool> {
+    let config = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
+    let mut owned: BTreeMap<String, Value> =
+        config.get("sentence_transformers")?.unwrap_or_default();
+    let name = match settings(folder)?.get("activation_fn")? {
+        None => match owned.remove("activation_fn") {
+            None => config.get("sbert_ce_default_activation_function")?,
+            Some(name) => name.as_str().map(str::to_owned),
+        },
+        name => name,
+    };
+    Ok(name.is_some_and(|name: String| name.ends_with(".Sigmoid")))
 }
 
 /// Settings for static embeddings with `width` values, averaged per text, and the modules that follow.

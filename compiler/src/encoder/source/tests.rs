@@ -880,6 +880,68 @@ fn late_interaction_reads_texts_up_to_the_length_of_their_role() {
 }
 
 #[test]
+fn cross_encoders_with_several_labels_keep_their_sigmoid() {
+    let function = |model: &Copy| match model.open_for(Some(Task::TextClassification)).unwrap() {
+        TaskSettings::Classification(settings) => settings.function,
+        _ => panic!("expected a classifier"),
+    };
+    let [older, old] = [
+        "sbert_ce_default_activation_function",
+        "sentence_transformers",
+    ];
+    let sigmoid = "torch.nn.modules.activation.Sigmoid";
+    let identity = "torch.nn.modules.linear.Identity";
+    let named = |value: &str| json!({ "activation_fn": value });
+    for (fixture, key, value, expected) in [
+        (
+            "tiny-bert-sentiment",
+            older,
+            json!(sigmoid),
+            ScoreFunction::Sigmoid,
+        ),
+        (
+            "tiny-bert-sentiment",
+            older,
+            json!(identity),
+            ScoreFunction::Softmax,
+        ),
+        (
+            "tiny-bert-sentiment",
+            old,
+            named(sigmoid),
+            ScoreFunction::Sigmoid,
+        ),
+        (
+            "tiny-bert-sentiment",
+            old,
+            named(identity),
+            ScoreFunction::Softmax,
+        ),
+        (
+            "tiny-bert-regression",
+            old,
+            named(sigmoid),
+            ScoreFunction::None,
+        ),
+    ] {
+        let model = Copy::of(fixture);
+        model.set("config.json", key, Some(value.clone()));
+        assert_eq!(function(&model), expected, "{fixture} {key} {value}");
+    }
+    let model = Copy::of("tiny-bert-sentiment");
+    let class = "sentence_transformers.base.modules.transformer.Transformer";
+    model.write("modules.json", &json!([{ "path": "", "type": class }]));
+    for (name, expected) in [
+        (sigmoid, ScoreFunction::Sigmoid),
+        (identity, ScoreFunction::Softmax),
+    ] {
+        let settings = json!({ "model_type": "CrossEncoder", "activation_fn": name });
+        model.write("config_sentence_transformers.json", &settings);
+        assert_eq!(function(&model), expected, "{name}");
+    }
+}
+
+#[test]
 fn lengths_of_roles_that_the_model_cannot_read_are_refused() {
     let refusal = |fixture: &str, file: &str, field: &str, value: Value| {
         let model = Copy::of(fixture);
