@@ -42,8 +42,8 @@ pub fn generation(folder: &ModelFolder, config: &ConfigFile) -> Result<Generatio
     })
 }
 
-/// Refuses tokens in `generation` beyond the model's `rows`, and start, end or padding tokens that the tokenizer does not
-/// treat as special, since they would be decoded into texts.
+/// Refuses tokens in `generation` beyond the model's `rows`, forced ones that are suppressed, and start, end or padding
+/// tokens that the tokenizer does not treat as special, since they would be decoded into texts.
 pub fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usize) -> Result<()> {
     let special = special_ids(tokenizer)?;
     let ends = [
@@ -63,6 +63,8 @@ pub fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usi
         )));
     }
     let options = &generation.defaults;
+    let named = |error: Error| Error::model(error.to_string());
+    options.check_forced().map_err(named)?;
     let forced = options
         .forced_eos_token_id
         .iter()
@@ -253,22 +255,27 @@ mod tests {
             {"id": 2, "special": true}, {"id": 3, "special": false}, {"id": 4, "special": true},
         ]);
         let tokenizer = json!({"added_tokens": tokens});
-        let check = |start: i64, end: i64, pad: i64| {
+        let check = |start: i64, end: i64, pad: i64, suppressed: i64| {
             let settings = GenerationSettings {
                 decoder_start_token_id: start,
                 eos_token_ids: vec![2, end],
                 pad_token_id: pad,
                 length_factor: None,
-                defaults: GenerationOptions::default(),
+                defaults: GenerationOptions {
+                    forced_eos_token_id: Some(TokenIds::One(2)),
+                    suppress_tokens: Some(vec![suppressed]),
+                    ..GenerationOptions::default()
+                },
             };
             check_tokens(&settings, tokenizer.to_string().as_bytes(), 4)
         };
-        check(2, 2, 2).unwrap();
+        check(2, 2, 2, 1).unwrap();
         let refusals = [
-            check(3, 2, 2),
-            check(2, 0, 2),
-            check(2, 2, 3),
-            check(2, 2, 4),
+            check(3, 2, 2, 1),
+            check(2, 0, 2, 1),
+            check(2, 2, 3, 1),
+            check(2, 2, 4, 1),
+            check(2, 2, 2, 2),
         ];
         let refusals = refusals
             .map(|refusal| refusal.unwrap_err().to_string())
@@ -278,6 +285,7 @@ mod tests {
         expected a special token as `eos_token_id`, but found 0, which is not among `added_tokens` with `special` true in the tokenizer
         expected a special token as `pad_token_id`, but found 3, which is not among `added_tokens` with `special` true in the tokenizer
         expected a `pad_token_id` below 4, the model's ids, but found 4
+        `suppress_tokens` has all of `forced_eos_token_id` ([2]), so that no token would be left
         ");
     }
 

@@ -99,6 +99,7 @@ impl GenerationConfig {
         let requested = options;
         check_lists(requested, bounds.vocabulary)?;
         let options = requested.or(&settings.defaults);
+        options.check_forced()?;
         let num_beams = within("num_beams", options.num_beams, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
         let (max_length, min_length) = lengths(&options, requested, settings, bounds)?;
@@ -557,6 +558,14 @@ mod tests {
                 expected: "expected `suppress_tokens` below 100, but found 100",
             },
             Case {
+                options: json!({"suppress_tokens": [5, 2], "forced_eos_token_id": 2}),
+                expected: "`suppress_tokens` has all of `forced_eos_token_id` ([2]), so that no token would be left",
+            },
+            Case {
+                options: json!({"suppress_tokens": [7], "forced_bos_token_id": 7}),
+                expected: "`suppress_tokens` has all of `forced_bos_token_id` ([7]), so that no token would be left",
+            },
+            Case {
                 options: json!({"bad_words_ids": [[]]}),
                 expected: "expected tokens in each of `bad_words_ids`, but found none",
             },
@@ -587,12 +596,12 @@ mod tests {
 
     #[test]
     fn a_shortlist_maps_token_ids_to_indexes() {
-        let options = json!({"suppress_tokens": [5, 9], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
+        let options = json!({"suppress_tokens": [5, 7], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
         let short = config(options).unwrap().within(&[2, 7, 9]);
         assert_eq!((short.start_id, short.eos_ids.clone()), (0, vec![0]));
         assert_eq!(
             (short.suppress_tokens.clone(), short.bad_words_ids.clone()),
-            (vec![2], vec![vec![1, 2]])
+            (vec![1], vec![vec![1, 2]])
         );
         assert_eq!(short.forced_bos_token_id, Some(2));
     }
@@ -619,6 +628,7 @@ mod tests {
             json!({ "do_sample": true, "min_p": 0.5, "typical_p": 0.25, "epsilon_cutoff": 0.125, "eta_cutoff": 0.5 }),
             json!({ "decoder_start_token_id": [7], "forced_eos_token_id": [2, 5] }),
             json!({ "early_stopping": "never", "min_new_tokens": 4, "suppress_tokens": [9] }),
+            json!({ "suppress_tokens": [2], "forced_eos_token_id": [2, 5] }),
         ] {
             let options = serde_json::from_value(options).unwrap();
             let config = GenerationConfig::new(&settings, &options, bounds).unwrap();

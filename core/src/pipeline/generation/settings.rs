@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
-use kivu_base::json;
+use kivu_base::{Error, Result, json};
 
 /// A model's generation settings, from its `generation_config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -126,7 +126,9 @@ enum SingleToken {
 }
 
 /// A token, alone or as a one-element list.
-fn single_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+fn single_token<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<i64>, D::Error> {
     let Some(ids) = Option::<TokenIds>::deserialize(deserializer)? else {
         return Ok(None);
     };
@@ -155,7 +157,7 @@ pub enum EarlyStopping {
 impl TryFrom<Value> for EarlyStopping {
     type Error = &'static str;
 
-    fn try_from(value: Value) -> Result<Self, Self::Error> {
+    fn try_from(value: Value) -> std::result::Result<Self, Self::Error> {
         match value {
             Value::Bool(false) => Ok(Self::Likely),
             Value::Bool(true) => Ok(Self::Full),
@@ -207,6 +209,24 @@ impl GenerationOptions {
         "eta_cutoff",
         "seed",
     ];
+
+    /// Refuses, like version 5 of `transformers`, to suppress all tokens that are forced: none would be left.
+    pub fn check_forced(&self) -> Result<()> {
+        let suppressed = self.suppress_tokens.as_deref().unwrap_or_default();
+        let ends = self.forced_eos_token_id.as_ref();
+        let forced = [
+            ("forced_bos_token_id", self.forced_bos_token_id.as_slice()),
+            ("forced_eos_token_id", ends.map_or(&[], TokenIds::as_slice)),
+        ];
+        let is_left = |ids: &[i64]| ids.is_empty() || ids.iter().any(|id| !suppressed.contains(id));
+        match forced.into_iter().find(|(_, ids)| !is_left(ids)) {
+            None => Ok(()),
+            Some((name, ids)) => Err(Error::invalid(format!(
+                "`suppress_tokens` has all of `{name}` ({ids:?}), so that no token would be left"
+            ))
+            .in_field("suppress_tokens")),
+        }
+    }
 
     /// All option names.
     pub fn names() -> BTreeSet<String> {
