@@ -82,6 +82,10 @@ def multi_vector(folder, name):
     from sentence_transformers import MultiVectorEncoder
 
     model = MultiVectorEncoder(folder, device="cpu", model_kwargs=PRECISION, **with_code(folder)).to(PRECISION["dtype"])
+    if (Path(folder) / "artifact.metadata").is_file() and model[2].skiplist_words:
+        # Stanford's and PyLate's code skip the unknown token in place of punctuation without a token.
+        model[2].skiplist_words.append(model.tokenizer.unk_token)
+        model[2].resolve_with_tokenizer(model.tokenizer)
     rows = lambda texts: [[[float(value) for value in vector] for vector in vectors] for vectors in texts]
     one_by_one = {"batch_size": 1, "show_progress_bar": False}
     return {

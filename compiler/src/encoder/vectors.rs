@@ -539,7 +539,8 @@ fn named_token(folder: &ModelFolder, key: &str, tokenizer: &Tokenizer) -> Result
     Ok(token.and_then(|token| tokenizer.id(&token)))
 }
 
-/// Tokens for skipped words. PyLate skips the `unknown` token if a word is not a token.
+/// Tokens for skipped words. PyLate's and Stanford's code skip the `unknown` token if a word is not a token, unlike
+/// sentence-transformers.
 fn skipped(words: &[String], unknown: Option<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
     let mut ids: Vec<u32> = words
         .iter()
