@@ -28,7 +28,7 @@ use kivu::{
     json_schemas::{Alias, InputsOrObjects},
     pipeline::{
         Input,
-        embedding::{VectorKind, vectors::VectorType},
+        embedding::{EmbeddingPipeline, VectorKind, vectors::VectorType},
         encoder::chunks::Chunks,
     },
     task::embedding::EmbeddingParameters,
@@ -257,6 +257,27 @@ pub struct EmbeddingsResponse<'a> {
     truncated: &'a [usize],
 }
 
+/// The prompt for the texts' role, which `prompt_name` must not contradict.
+fn prompt_of_role(
+    pipeline: &EmbeddingPipeline,
+    prompt_name: Option<String>,
+    roles: [(&'static str, Option<String>); 3],
+) -> Result<Option<String>> {
+    let [input_type, (field, task), of_name] = roles.clone();
+    // The model's own task may have another prompt.
+    let task = task.filter(|_| pipeline.settings().tasks.is_empty());
+    inputs::one_role([
+        ("prompt_name", prompt_name),
+        input_type,
+        (field, task),
+        of_name,
+    ])?;
+    match inputs::one_role(roles)? {
+        Some(role) => Ok(pipeline.prompt_name(&role)?.map(str::to_owned)),
+        None => Ok(None),
+    }
+}
+
 /// Embed texts
 pub async fn embeddings(
     headers: HeaderMap,
@@ -278,10 +299,6 @@ pub async fn embeddings(
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
-    inputs::one_role([
-        ("prompt_name", body.prompt_name.clone()),
-        ("input_type", body.input_type.clone()),
-    ])?;
     let dimensions = [
         ("dimensions", body.dimensions),
         ("output_dimension", body.output_dimension),
@@ -302,10 +319,7 @@ pub async fn embeddings(
         ("task", task),
         ("model", context.models.named_prompt(name)),
     ];
-    let of_role = match inputs::one_role(roles)? {
-        Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
-        None => None,
-    };
+    let of_role = prompt_of_role(pipeline, body.prompt_name.clone(), roles)?;
     let truncation = RequestedTruncation {
         truncate: body.truncate,
         truncation: body.truncation,
@@ -493,7 +507,7 @@ mod tests {
 
     use crate::{
         App, router,
-        scripted::{TOKENIZER, models},
+        scripted::{TOKENIZER, ask, models},
     };
 
     #[tokio::test]
@@ -525,6 +539,44 @@ mod tests {
             }
             assert_eq!(one["type"] == "base", has_id, "{agent} {one}");
             assert_eq!(one["capabilities"].is_object(), has_id, "{agent} {one}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_prompt_and_another_role_in_the_models_name_are_refused() {
+        let texts = json!([{ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["cat"] }]);
+        for (path, body) in [
+            ("/embed", json!({ "inputs": "cat" })),
+            ("/embed_all", json!({ "inputs": "cat" })),
+            ("/tokenize", json!({ "inputs": "cat" })),
+            ("/v1/embeddings", json!({ "input": "cat" })),
+            ("/models/embedding:query", json!({ "inputs": "cat" })),
+            (
+                "/models/embedding:query",
+                json!({ "inputs": { "source_sentence": "cat", "sentences": ["dog"] } }),
+            ),
+            (
+                "/v2/models/embedding:query/infer",
+                json!({ "inputs": texts }),
+            ),
+        ] {
+            for (prompt, is_refused) in [
+                ("query", false),
+                ("search_query", false),
+                ("document", true),
+            ] {
+                let mut body = body.clone();
+                if path.contains("embedding:query") {
+                    body["parameters"] = json!({ "prompt_name": prompt });
+                } else {
+                    body["model"] = "embedding:query".into();
+                    body["prompt_name"] = prompt.into();
+                }
+                let (status, answer) = ask(path, &body).await;
+                let message = "`prompt_name` and `model` have different values";
+                assert_eq!(status != 200, is_refused, "{path} {prompt}: {answer}");
+                assert_eq!(answer.to_string().contains(message), is_refused, "{answer}");
+            }
         }
     }
 

@@ -135,22 +135,24 @@ impl EmbedOptions {
     }
 
     /// TEI normalizes by default, whatever the model's own settings. `model` is the name that selects the model.
-    fn parameters(self, models: &CallerModels, model: Option<&str>) -> EmbeddingParameters {
+    fn parameters(self, models: &CallerModels, model: Option<&str>) -> Result<EmbeddingParameters> {
         let Self {
             encoding_format,
             parameters,
             ..
         } = self;
-        EmbeddingParameters {
-            prompt_name: parameters
-                .prompt_name
-                .or_else(|| models.named_prompt(model)),
+        let prompt_name = inputs::one_role([
+            ("prompt_name", parameters.prompt_name),
+            ("model", models.named_prompt(model)),
+        ])?;
+        Ok(EmbeddingParameters {
+            prompt_name,
             normalize: Some(parameters.normalize.unwrap_or(true)),
             output_dtype: parameters
                 .output_dtype
                 .or_else(|| encoding_format?.vector_type()),
             ..parameters
-        }
+        })
     }
 }
 
@@ -277,7 +279,7 @@ async fn embed_as(
         inputs::above_zero("dimensions", options.parameters.dimensions)?;
     }
     let format = options.encoding_format;
-    let mut parameters = options.parameters(&context.models, name.as_deref());
+    let mut parameters = options.parameters(&context.models, name.as_deref())?;
     if kind == VectorKind::MultiVector {
         let options = parameters.options(pipeline, &context.scope())?;
         let embeddings = pipeline
@@ -356,7 +358,7 @@ pub async fn similarity_with(
     let options = body.parameters.unwrap_or_default();
     options.check()?;
     let options = options
-        .parameters(&context.models, name)
+        .parameters(&context.models, name)?
         .options(pipeline, &context.scope())?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);

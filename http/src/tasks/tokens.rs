@@ -46,9 +46,10 @@ pub async fn tokenize(
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let model = context.model(body.model.as_deref()).await?;
     let mut parameters = body.parameters;
-    parameters.prompt_name = parameters
-        .prompt_name
-        .or_else(|| context.models.named_prompt(body.model.as_deref()));
+    parameters.prompt_name = inputs::one_role([
+        ("prompt_name", parameters.prompt_name),
+        ("model", context.models.named_prompt(body.model.as_deref())),
+    ])?;
     let reader = model
         .token_reader(parameters)?
         .with_max_tokens(max_tokens(&context));

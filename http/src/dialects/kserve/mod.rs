@@ -21,6 +21,7 @@ use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
 use crate::{
     bodies::{
         body::{self, ReadBody},
+        inputs,
         rejection::ApiResult,
         request::{self, Context, InPath, RequestBody},
     },
@@ -373,6 +374,8 @@ pub async fn infer(
             .parameters
             .entry("prompt_name")
             .or_insert_with(Default::default);
+        let own = found.as_str().map(str::to_owned);
+        let prompt = inputs::one_role([("prompt_name", own), ("model", Some(prompt))])?;
         if found.is_null() {
             *found = prompt.into();
         }
