@@ -56,8 +56,7 @@ pub struct EmbeddingsRequest {
     input: Content,
     /// Model name; the default is the first embedding model.
     model: Option<String>,
-    /// Number of leading values to keep per vector, which is normalized again.
-    #[schemars(range(min = 1))]
+    /// Number of leading values to keep per vector, which is normalized again; infinity's clients send 0 for all.
     dimensions: Option<usize>,
     /// Voyage's name for `dimensions`.
     #[schemars(range(min = 1))]
@@ -300,7 +299,7 @@ pub async fn embeddings(
     };
     pipeline.check_dimensions(body.output_dimension)?;
     let dimensions = [
-        ("dimensions", body.dimensions),
+        ("dimensions", body.dimensions.filter(|count| *count > 0)),
         ("output_dimension", body.output_dimension),
     ];
     let dimensions = inputs::one_value(dimensions)?;
@@ -578,6 +577,21 @@ mod tests {
                 assert_eq!(answer.to_string().contains(message), is_refused, "{answer}");
             }
         }
+    }
+
+    /// Its package sends 0 where the caller gives no number.
+    #[tokio::test]
+    async fn infinitys_clients_get_all_dimensions() {
+        let answer = async |more: Value| {
+            let mut body = json!({ "input": "cat", "modality": "text" });
+            let more = more.as_object().cloned().unwrap();
+            body.as_object_mut().unwrap().extend(more);
+            ask("/v1/embeddings", &body).await
+        };
+        let all = answer(json!({})).await;
+        assert_eq!(all.0, 200, "{}", all.1);
+        assert_eq!(answer(json!({ "dimensions": 0 })).await, all);
+        assert_eq!(answer(json!({ "output_dimension": 0 })).await.0, 422);
     }
 
     /// Clients that do not encode a name's slash, and API Gateway, which decodes it.
