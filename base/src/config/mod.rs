@@ -337,6 +337,14 @@ fn overrides(variables: &Variables) -> impl Iterator<Item = Result<(String, Valu
         .filter(|(name, value)| !NO_KEYS.contains(&name.as_str()) && !value.is_empty());
     values.filter_map(|(name, value)| {
         let key = name.strip_prefix(PREFIX)?.to_lowercase().replace("__", ".");
+        let is_word = |part: &str| part.contains(|c: char| c.is_ascii_alphanumeric());
+        if !key.split('.').all(is_word)
+            || !key
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "_.".contains(c))
+        {
+            return Some(Err(Error::config(format!("unknown variable `{name}`"))));
+        }
         let value = match LISTS.contains(&key.as_str()) {
             true => match parse_lists([value.as_str()]) {
                 Ok(items) => items.into(),
@@ -538,6 +546,17 @@ mod tests {
             (Path::new("7"), false, 7)
         );
         assert!(load("", &[("KIVU_LIMITS__TEXTS", "1.5")]).is_err());
+        for name in [
+            "KIVU_",
+            "KIVU_LIMITS__",
+            "KIVU____TEXTS",
+            "KIVU_LIMITS-TEXTS",
+            "KIVU_ÜBER",
+            "KIVU_MODELS[0]",
+        ] {
+            let error = load("", &[(name, "1")]).unwrap_err().to_string();
+            assert_eq!(error, format!("unknown variable `{name}`"));
+        }
     }
 
     #[test]
