@@ -75,6 +75,14 @@ impl Service<Uri> for ProxyConnector {
                 let connecting = self.direct.call(target);
                 Box::pin(async { connecting.await.map_err(Into::into) })
             }
+            // The connection to a proxy has no TLS: a password would be sent in plain text.
+            Some(proxy) if proxy.uri().scheme_str() != Some("http") => {
+                let scheme = proxy.uri().scheme_str().unwrap_or_default();
+                let error = format!(
+                    "the proxy's scheme `{scheme}` in HTTPS_PROXY, of which only `http` is supported"
+                );
+                Box::pin(async { Err(error.into()) })
+            }
             Some(proxy) => {
                 let mut tunnel = Tunnel::new(proxy.uri().clone(), self.direct.clone());
                 if let Some(authorization) = proxy.basic_auth() {
@@ -83,6 +91,30 @@ impl Service<Uri> for ProxyConnector {
                 let connecting = tunnel.call(target);
                 Box::pin(async { connecting.await.map_err(Into::into) })
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn no_password_is_sent_to_a_proxy_that_expects_tls() {
+        for scheme in ["https", "socks5"] {
+            let proxy = format!("{scheme}://user:password@127.0.0.1:1");
+            let mut connector = ProxyConnector {
+                direct: HttpConnector::new(),
+                proxies: Arc::new(Matcher::builder().https(proxy).build()),
+            };
+            let error = connector
+                .call(Uri::from_static("https://hub.invalid"))
+                .await
+                .unwrap_err();
+            let expected = format!(
+                "the proxy's scheme `{scheme}` in HTTPS_PROXY, of which only `http` is supported"
+            );
+            assert_eq!(error.to_string(), expected);
         }
     }
 }
