@@ -89,6 +89,9 @@ fn the_search_service_answers() {
     );
     assert!(get("/search?q=when+does+the+boat+leave").contains("ferry.txt"));
     for path in ["/search", "//", "http://x:99999/"] {
-        assert!(get(path).contains("expected `/search?q=QUESTION`"), "{path}");
+        assert!(
+            get(path).contains("expected `/search?q=QUESTION`"),
+            "{path}"
+        );
     }
 }
