@@ -136,7 +136,8 @@ json_request! {
 /// them, only JSON's is accepted.
 fn require_json_or(others: &[&str], request: Request) -> Result<Request, Rejection> {
     let (parts, body) = request.into_parts();
-    let is_other = others.contains(&essence(&parts.headers).as_str());
+    let found = essence(&parts.headers);
+    let is_other = others.iter().any(|other| found.eq_ignore_ascii_case(other));
     if !is_other || auth::may_be_of_other_page(&parts) {
         require_json(&parts.headers)?;
     }
@@ -181,7 +182,7 @@ impl FromRequest<Arc<App>> for FormOrJson {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
         const FORM: &str = "application/x-www-form-urlencoded";
         let request = require_json_or(&[FORM], request)?;
-        if essence(request.headers()) != FORM {
+        if !essence(request.headers()).eq_ignore_ascii_case(FORM) {
             let JsonRequest(context, Tree(body)) = JsonRequest::from_request(request, app).await?;
             return Ok(Self(context, body));
         }
@@ -231,25 +232,22 @@ fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
     ))
 }
 
-/// The content type without its parameters, in lower case.
-fn essence(headers: &HeaderMap) -> String {
+/// The content type without its parameters.
+fn essence(headers: &HeaderMap) -> &str {
     let found = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .unwrap_or("none");
-    found
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase()
+    found.split(';').next().unwrap_or_default().trim()
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
     let essence = essence(headers);
-    if essence == "application/json"
-        || (essence.starts_with("application/") && essence.ends_with("+json"))
-    {
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let essence = essence.to_ascii_lowercase();
+    if essence.starts_with("application/") && essence.ends_with("+json") {
         return Ok(());
     }
     Err(Rejection::new(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    Json,
+    http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, IntoResponseParts, Response},
 };
 use schemars::JsonSchema;
@@ -113,24 +113,31 @@ impl TokenUsage {
 }
 
 /// Header that reports where the model ran.
-pub const BACKEND: &str = "x-backend";
+pub const BACKEND: HeaderName = HeaderName::from_static("x-backend");
 
 /// Header that lists truncated texts.
 pub const TRUNCATED: &str = "x-truncated";
 
 /// The headers of all responses by models: where the model ran, and which texts were truncated.
 pub fn model_headers(usage: &Usage) -> impl IntoResponseParts + use<> {
-    let backend = match usage.location {
+    let backend = HeaderValue::from_static(match usage.location {
         Location::Local(Engine::Native) => "native",
         Location::Local(Engine::Onnx) => "onnx",
         Location::Remote => "triton",
-    };
+    });
     ([(BACKEND, backend)], truncated_header(&usage.truncated))
 }
 
 /// A model's JSON response.
 pub fn by_model<B: Serialize>(body: &B, usage: &Usage) -> Response {
-    (model_headers(usage), Json(body)).into_response()
+    /// Most responses with one vector need no more.
+    const BYTES: usize = 8 << 10;
+    let mut bytes = Vec::with_capacity(BYTES);
+    if let Err(error) = serde_json::to_writer(&mut bytes, body) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
+    }
+    let json = [(CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    (model_headers(usage), json, bytes).into_response()
 }
 
 /// A model's JSON response with TEI's usage headers and `server-timing`.
