@@ -277,6 +277,15 @@ async fn embed_as(
     let (inputs, options) = body.read(context)?;
     if kind != VectorKind::Dense {
         inputs::above_zero("dimensions", options.parameters.dimensions)?;
+        let outputs = options.parameters.outputs.as_deref();
+        if outputs.is_some_and(|outputs| outputs != [kind]) {
+            return Err(Error::invalid(format!(
+                "expected `{kind}` alone in `outputs` on this route, but found others"
+            ))
+            .with_hint("`/embed` takes several")
+            .in_field("outputs")
+            .into());
+        }
     }
     let format = options.encoding_format;
     let mut parameters = options.parameters(&context.models, name.as_deref())?;

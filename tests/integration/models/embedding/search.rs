@@ -896,6 +896,16 @@ async fn vectors_that_a_model_does_not_have_are_refused() {
             json!({ "inputs": "a", "model": "tiny-splade-bert" }),
         )
         .await,
+        refusal(
+            "/embed_sparse",
+            json!({ "inputs": "a", "outputs": ["dense", "sparse"] }),
+        )
+        .await,
+        refusal(
+            "/embed_all",
+            json!({ "inputs": "a", "model": "tiny-colbert-stanford", "outputs": ["dense"] }),
+        )
+        .await,
         refusal("/embed", json!({ "inputs": "a", "outputs": [] })).await,
         refusal("/embed", json!({ "inputs": "a", "outputs": ["colbert"] })).await,
         refusal(
@@ -914,6 +924,8 @@ async fn vectors_that_a_model_does_not_have_are_refused() {
     422 expected `max_active_dims` from 1 to 232, the size of the vocabulary, but found 1000
     422 expected a model with `sparse` vectors, but found one with `multi_vector`; `GET /models` lists the `outputs` of each model
     422 expected a model with `multi_vector` vectors, but found one with `sparse`; `GET /models` lists the `outputs` of each model
+    422 expected `sparse` alone in `outputs` on this route, but found others; `/embed` takes several
+    422 expected `multi_vector` alone in `outputs` on this route, but found others; `/embed` takes several
     422 expected `outputs` among `dense`, `sparse`, `multi_vector`, but found an empty list
     422 expected `outputs[0]` to be one of `dense`, `sparse`, `multi_vector`, but found another value
     422 unknown prompt `x`; the model's prompts: none
