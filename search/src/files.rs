@@ -15,6 +15,7 @@ use kivu::{error::quoted, regular_file};
 const MAX_BYTES: u64 = 10_000_000;
 const LARGE: &str = "above 10 MB";
 const BINARY: &str = "without text in UTF-8";
+const LINK: &str = "that are links, which are not followed";
 const UNREADABLE: &str = "that cannot be read";
 const EMPTY: &str = "without any files but hidden ones and those that `.gitignore` names";
 /// Skipped files that are named, for each reason.
@@ -88,6 +89,7 @@ pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> BTreeMap<TextFile, Path
             let found = entry.and_then(|entry| Ok((entry.metadata()?, entry.into_path())));
             is_empty &= matches!(&found, Ok((metadata, _)) if !metadata.is_file());
             match found {
+                Ok((metadata, path)) if metadata.is_symlink() => skipped.add(LINK, &path),
                 Ok((metadata, _)) if !metadata.is_file() => {}
                 Ok((metadata, path)) if metadata.len() > MAX_BYTES => skipped.add(LARGE, &path),
                 Ok((metadata, path)) => {
@@ -162,8 +164,15 @@ mod tests {
             shown(&skipped),
             "skipped files: 1 above 10 MB (`c.log`), 4 without text in UTF-8 (`b.bin`, `d.bin`, `e.bin`, …)"
         );
-        assert!(walk(&[folder.path().join("missing")], &mut skipped).is_empty());
-        assert!(shown(&skipped).contains("1 that cannot be read (`missing`)"));
+        std::os::unix::fs::symlink("a.txt", folder.path().join("link")).unwrap();
+        let roots = ["missing", ""].map(|name| folder.path().join(name));
+        assert_eq!(walk(&roots, &mut skipped).len(), 5);
+        let note = shown(&skipped);
+        assert!(
+            note.contains("1 that are links, which are not followed (`link`)"),
+            "{note}"
+        );
+        assert!(note.contains("1 that cannot be read (`missing`)"), "{note}");
     }
 
     #[test]
