@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     fs, iter,
     os::unix::fs::MetadataExt,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -151,7 +152,7 @@ impl Bundles {
             opened.extend(
                 threads
                     .into_iter()
-                    .flat_map(|thread| thread.join().unwrap_or_default()),
+                    .flat_map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))),
             );
             opened
         });

@@ -72,7 +72,10 @@ impl HubConfig {
                 stored_token(&path)
                     .filter(|_| !variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(is_true))
             });
-        let seconds = variable("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|seconds| seconds.parse().ok());
+        // A time that no clock reaches would overflow.
+        let seconds = variable("HF_HUB_DOWNLOAD_TIMEOUT")
+            .and_then(|seconds| seconds.parse::<u64>().ok())
+            .map(|seconds| seconds.min(u32::MAX.into()));
         Self {
             endpoint: without_user(variable("HF_ENDPOINT").unwrap_or(ENDPOINT))
                 .trim_end_matches('/')
@@ -192,5 +195,7 @@ mod tests {
             config(&[("HF_HUB_DOWNLOAD_TIMEOUT", "3")]).timeout,
             Duration::from_secs(3)
         );
+        let endless = config(&[("HF_HUB_DOWNLOAD_TIMEOUT", "18446744073709551615")]);
+        assert_eq!(endless.timeout, Duration::from_secs(u32::MAX.into()));
     }
 }

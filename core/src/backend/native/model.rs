@@ -258,7 +258,7 @@ impl NativeModel {
                 Some(padding) if padding == id => padding,
                 Some(padding) => {
                     counted += 1;
-                    padding + counted
+                    padding.saturating_add(counted)
                 }
             };
             Ok(Token {

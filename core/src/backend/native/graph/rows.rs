@@ -471,8 +471,13 @@ impl<'a> Reader<'a> {
         };
         let view = self.view(input)?;
         let shape: Vec<i64> = self.integers(shape).unwrap_or_default();
+        let size = |widths: &[i64]| {
+            widths
+                .iter()
+                .try_fold(1, |size: i64, it| size.checked_mul(*it))
+        };
         match shape[..] {
-            [0, 0, ref widths @ ..] if widths.iter().product::<i64>() == view.width as i64 => {
+            [0, 0, ref widths @ ..] if size(widths) == Some(view.width as i64) => {
                 Ok(Meaning::Rows(view))
             }
             _ => Err(unsupported(&format!("the shape of `{}`", node.name))),
