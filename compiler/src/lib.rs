@@ -107,9 +107,9 @@ fn build_from(
     runtime: LoadRuntime<'_>,
     progress: &dyn Progress,
 ) -> Result<Built> {
+    request.name.as_deref().map_or(Ok(()), check_name)?;
     let destination = Destination::new(&request.out)?;
     let mut plan = plan::plan(request, progress)?;
-    check_name(&plan.name)?;
     if let Some(Fetched {
         origin,
         adapter,
