@@ -554,11 +554,11 @@ def logs(options):
         events = []
         for group in of:
             pages = client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since[group])
-            found = {event["eventId"]: event for page in pages for event in page["events"]}
-            events += [(event["timestamp"], group, event["message"].rstrip()) for name, event in found.items() if name not in seen[group]]
-            seen[group] = found.keys()
+            found = {(event["timestamp"], event["message"], event.get("eventId")) for page in pages for event in page["events"]}
+            events += [(at, group, message.rstrip()) for at, message, _ in found - seen[group]]
+            seen[group] = found
             # Events may arrive after later ones.
-            since[group] = max([since[group], *(event["timestamp"] - LATE_MS for event in found.values())])
+            since[group] = max([since[group], *(at - LATE_MS for at, _, _ in found)])
         for timestamp, group, message in sorted(events):
             moment = datetime.fromtimestamp(timestamp / 1000, timezone.utc)
             print(f"{moment:%H:%M:%S} {group.rsplit('/', 1)[-1]}: {message}", flush=True)
