@@ -17,7 +17,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::tags::{OUTSIDE, TagScheme, TransitionBiases};
+use self::tags::{OUTSIDE, TagScheme, TransitionBiases, largest};
 use super::redaction::placeholders::Mapping;
 use kivu_base::{Error, Result};
 use kivu_text::Tokenizer;
@@ -419,12 +419,6 @@ impl WordPart {
 /// Index and value of the highest score; ties go to the first.
 fn best(scores: &[f32]) -> (usize, f32) {
     largest(scores.iter().copied().enumerate())
-}
-
-fn largest(scores: impl Iterator<Item = (usize, f32)>) -> (usize, f32) {
-    scores
-        .reduce(|found, next| if next.1 > found.1 { next } else { found })
-        .unwrap_or((0, 0.0))
 }
 
 fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::largest;
 use kivu_base::{Error, Result};
 
 /// Label for tokens outside entities.
@@ -192,6 +191,13 @@ fn bias(
         (Last | Only, First | Only) => Some(biases.end_to_start),
         _ => None,
     }
+}
+
+/// The highest score with its index; the first of equal ones.
+pub fn largest(scores: impl Iterator<Item = (usize, f32)>) -> (usize, f32) {
+    scores
+        .reduce(|found, next| if next.1 > found.1 { next } else { found })
+        .unwrap_or((0, 0.0))
 }
 
 #[cfg(test)]

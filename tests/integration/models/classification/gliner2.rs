@@ -391,7 +391,7 @@ async fn jobs_extract_the_same() {
         .map(|refusal| refusal.unwrap_err().to_string())
         .join("\n");
     insta::assert_snapshot!(refusals, @r"
-    expected a schema in JSON in the metadata `kivu-schema`, but found `{`
+    expected a schema in JSON in the option `schema`, but found `{`
     expected `labels` or `schema`, but found both; omit one of them
     expected entries in `schema.entities`, but found none
     expected `schema`, `extract_entities`, `extract_json` or `classify_text` in the metadata `kivu-schema-form`, but found `tuples`
