@@ -368,12 +368,13 @@ impl Manifest {
     /// Refuses a name that leads out of folders or paths, and names of several lines: the author of a bundle chooses them.
     fn check_names(&self) -> Result<()> {
         let mut names = iter::once(&self.name).chain(&self.aliases);
-        let leads_out = matches!(self.name.as_str(), "" | "." | "..") || self.name.contains('/');
+        let mut parts = self.name.split('/');
+        let leads_out = parts.any(|part| matches!(part, "" | "." | ".."));
         let found = names.find(|name| leads_out || name.contains(char::is_control));
         match found {
             None => Ok(()),
             Some(name) => Err(Error::model(format!(
-                "expected a name without `/` and control characters, but found `{}`",
+                "expected a name that is no path and has no control characters, but found `{}`",
                 name.escape_debug()
             ))
             .with_hint("build the bundle again, with another name")),
@@ -598,14 +599,18 @@ mod tests {
         let name = "name = \"feature-extraction\"";
         let aliased = |alias: &str| format!("{name}\naliases = [\"org/model:1\", \"{alias}\"]");
         assert!(parse(name, &aliased("minilm")).is_ok());
-        for found in ["../../x", "/x", "a/b", "..", "", "a\\nb", "\\u001b[2J"] {
+        for found in ["../../x", "/x", "a/../b", "..", "", "a\\nb", "\\u001b[2J"] {
             let error = parse(name, &format!("name = \"{found}\""))
                 .unwrap_err()
                 .chain();
-            assert!(error.starts_with("expected a name without `/`"), "{error}");
+            assert!(
+                error.starts_with("expected a name that is no path"),
+                "{error}"
+            );
         }
+        assert!(parse(name, "name = \"org/model\"").is_ok());
         let error = parse(name, &aliased("a\\r\\nb")).unwrap_err().chain();
-        insta::assert_snapshot!(error, @r"expected a name without `/` and control characters, but found `a\r\nb`; build the bundle again, with another name");
+        insta::assert_snapshot!(error, @r"expected a name that is no path and has no control characters, but found `a\r\nb`; build the bundle again, with another name");
         let error = parse("max_tokens = ", "max_tokens = 99999999")
             .unwrap_err()
             .chain();

@@ -394,7 +394,7 @@ async fn jobs_extract_the_same() {
     expected a schema in JSON in the option `schema`, but found `{`
     expected `labels` or `schema`, but found both; omit one of them
     expected entries in `schema.entities`, but found none
-    expected `schema`, `extract_entities`, `extract_json` or `classify_text` in the metadata `kivu-schema-form`, but found `tuples`
+    expected `schema`, `extract_entities`, `extract_json` or `classify_text` in the option `schema-form`, but found `tuples`
     ");
 }
 
