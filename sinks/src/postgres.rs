@@ -25,11 +25,8 @@ use kivu_jobs::sink::{Record, Refusal, Sink, SinkKind, SinkSettings, SinkUrl};
 
 /// Name that the server shows for the connection.
 const APPLICATION: &str = "kivu batch";
-/// Time for a connection to a host, and for its first answer.
-const HOST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a connection, up to the server's first answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// After this time without data, the network is asked whether a connection still exists; by default, after two hours.
-const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// PostgreSQL with pgvector.
 pub const POSTGRES: SinkKind = SinkKind {
@@ -112,12 +109,6 @@ impl Connector {
         config.application_name(APPLICATION);
         if let (None, Ok(password)) = (config.get_password(), env::var("PGPASSWORD")) {
             config.password(password);
-        }
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(HOST_TIMEOUT);
-        }
-        if !url.url.contains("keepalives") {
-            config.keepalives_idle(IDLE_TIME);
         }
         // By default, libpq sends passwords and rows in the clear if a server wants that. An address, if there is one, is
         // what it connects to.
@@ -402,12 +393,12 @@ mod tests {
         };
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut waiting = connector(&format!(
-            "postgres://me@{}/a?table=t",
+            "postgres://me@{}/a?table=keepalives_idle",
             silent.local_addr().unwrap()
         ));
         let config = &waiting.config;
-        assert_eq!(config.get_connect_timeout(), Some(&HOST_TIMEOUT));
-        assert_eq!(config.get_keepalives_idle(), IDLE_TIME);
+        assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(10)));
+        assert_eq!(config.get_keepalives_idle(), Duration::from_secs(60));
         waiting.timeout = Duration::from_millis(50);
         let runtime = Waiting::new().unwrap();
         let connected = runtime.wait(async { Ok(waiting.connect().await) });

@@ -8,10 +8,14 @@ use kivu::{Error, Result, address};
 /// Parameters on which it depends where rows are; a job is not resumed at another place.
 const SELECTING: [&str; 5] = ["dbname", "host", "hostaddr", "options", "port"];
 
+/// Defaults in seconds: for a connection to a host, and after which time without data the network is asked whether the
+/// connection still exists. libpq has no limit, and systems ask after two hours.
+const TIMES: [(&str, &str); 2] = [("connect_timeout", "10"), ("keepalives_idle", "60")];
+
 /// A table. The URL is libpq's, with a few more parameters.
 #[derive(Clone)]
 pub struct PostgresUrl {
-    /// The URL without the parameters below.
+    /// The URL without the parameters below, and with defaults for times.
     pub url: String,
     /// Whether it says when TLS is used.
     pub has_mode: bool,
@@ -56,6 +60,11 @@ impl PostgresUrl {
             parameters.set("sslmode", "require");
         }
         let has_mode = parameters.get("sslmode").is_some();
+        for (name, seconds) in TIMES {
+            if parameters.get(name).is_none() {
+                parameters.set(name, seconds);
+            }
+        }
         let selecting = SELECTING
             .iter()
             .filter_map(|name| Some(pair(name, parameters.get(name)?)));
@@ -105,7 +114,7 @@ mod tests {
         let found = PostgresUrl::of("postgresql://me@/db?host=%2Ftmp%2Fa&table=docs&sslmode=verify-full&id=key&sslrootcert=/a.pem").unwrap();
         assert_eq!(
             found.url,
-            "postgresql://me@/db?host=%2Ftmp%2Fa&sslmode=require"
+            "postgresql://me@/db?connect_timeout=10&host=%2Ftmp%2Fa&keepalives_idle=60&sslmode=require"
         );
         assert_eq!(
             (found.id.as_deref(), found.roots.as_deref()),
