@@ -8,7 +8,6 @@ Run as a program, it is ministack itself, with corrections.
 
 import os
 import runpy
-import socket
 import socketserver
 import subprocess
 import sys
@@ -16,6 +15,9 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from ports import free_ports  # noqa: E402
 
 REGION = "eu-west-1"
 START_S = 30
@@ -26,15 +28,9 @@ PATCHES = Path(__file__).resolve().parents[3] / "shared/tools/ms_patched.py"
 ROOT_USER = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 class Emulator:
     def __init__(self, log, accept_unknown_types=False):
-        self.port, self.log = free_port(), Path(log)
+        self.port, self.log = free_ports(1)[0], Path(log)
         self.options = {"ACCEPT_UNKNOWN_TYPES": "1"} if accept_unknown_types else {}
         self.folder = tempfile.TemporaryDirectory()
         self.process = None

@@ -30,7 +30,7 @@ from types import SimpleNamespace
 from urllib.parse import parse_qsl, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "functions"))
+sys.path[:0] = [str(ROOT / "functions"), str(ROOT / "tests")]
 os.environ.setdefault("AWS_DEFAULT_REGION", "eu-west-1")
 
 import image  # noqa: E402
@@ -42,7 +42,7 @@ import samcli  # noqa: E402
 from cryptography import x509  # noqa: E402
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import padding, rsa  # noqa: E402
-from emulator import free_port  # noqa: E402
+from ports import free_ports  # noqa: E402
 from samcli.lib.providers.sam_function_provider import SamFunctionProvider  # noqa: E402
 from samcli.lib.providers.sam_stack_provider import SamLocalStackProvider  # noqa: E402
 from samcli.yamlhelper import yaml_dump  # noqa: E402
@@ -87,7 +87,7 @@ class DockerRegistry:
     """Debian's registry, with a password or without, on a free port."""
 
     def __init__(self, folder, *options):
-        self.folder, self.host = folder, f"127.0.0.1:{free_port()}"
+        self.folder, self.host = folder, f"127.0.0.1:{free_ports(1)[0]}"
         self.options = {
             "REGISTRY_HTTP_ADDR": self.host, "REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY": str(folder / "registry"), **dict(options),
         }
@@ -249,7 +249,7 @@ def answered(root):
     # The devices of a container that the emulator opens.
     (root / "dev").mkdir()
     (root / "dev/null").touch()
-    url, api = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    url, api = (f"127.0.0.1:{port}" for port in free_ports(2))
     settings = json.loads((root.parent / "config.json").read_text())["process"]
     variables = dict(each.split("=", 1) for each in settings["env"])
     expect("a variable of the base", "/var/runtime", variables["LAMBDA_RUNTIME_DIR"])

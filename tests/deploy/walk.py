@@ -23,7 +23,8 @@ from pathlib import Path
 
 sys.dont_write_bytecode = sys.pycache_prefix is None  # no __pycache__ among the sources
 
-from emulator import PATCHES, Emulator, free_port
+from emulator import PATCHES, Emulator
+from ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / ".kivu/bundles/minilm"
@@ -54,7 +55,7 @@ class Walk:
     def __init__(self, emulator, kivu, compiled):
         self.emulator, self.kivu, self.compiled = emulator, kivu, compiled
         self.outputs = {}
-        self.key, self.page_port = None, free_port()
+        self.key, self.page_port = None, free_ports(1)[0]
 
     def run(self, *command, **variables):
         """Runs a command against the emulator."""
@@ -151,7 +152,7 @@ class Walk:
         url = f"http://{host}.execute-api.localhost:{self.emulator.port}/v1/embeddings"
         found = lambda port: self.run(python, "tests/deploy/browser.py", chromium, port, url, self.key).strip()
         expect("a request of a page", "200 true", found(self.page_port))
-        expect("a request of a page of another origin", "TypeError: Failed to fetch", found(free_port()))
+        expect("a request of a page of another origin", "TypeError: Failed to fetch", found(free_ports(1)[0]))
 
     def binary_bodies_pass_unchanged(self):
         tensor = SECRET_TEXT.encode()

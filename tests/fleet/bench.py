@@ -24,16 +24,13 @@ import numpy
 import tokenizers
 import tritonclient.grpc
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_ports  # noqa: E402
+
 PACKAGES = pathlib.Path(tokenizers.__file__).parents[1]
 TRITON = PACKAGES / "pytriton" / "tritonserver"
 SHORT = "What is deep learning?"
 TEXTS = [f"text number {number} of some that are to be embedded" for number in range(10, 42)]
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Connection:
@@ -130,7 +127,7 @@ def throughput(asks, seconds):
 
 class Triton:
     def __init__(self, repository):
-        self.repository, self.http, self.grpc = repository, free_port(), free_port()
+        self.repository, (self.http, self.grpc) = repository, free_ports(2)
         self.shared = f"kivu-bench-{self.http}"
         self.start()
 

@@ -10,7 +10,6 @@ import http.server
 import json
 import os
 import queue
-import random
 import shutil
 import signal
 import socket
@@ -24,7 +23,9 @@ from pathlib import Path
 import boto3
 from botocore.config import Config
 
-HOST = "127.0.0.1"
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from ports import HOST, free_ports  # noqa: E402
+
 BUCKET = "kivu-tests"
 KIVU = os.environ.get("TEST_KIVU", "")
 FUNCTION = os.environ.get("TEST_BATCH", "")
@@ -42,23 +43,6 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 os.environ.update(CREDENTIALS)
-
-
-def free_ports(count):
-    """Ports without a listener, for which the port 10,000 above is free too, as weed needs it for gRPC.
-
-    Both are below 32,768, where Linux begins to hand out the ports of outgoing connections.
-    """
-    ports = []
-    while len(ports) < count:
-        port = random.randrange(10000, 22000)
-        with contextlib.closing(socket.socket()) as probe, contextlib.closing(socket.socket()) as high:
-            with contextlib.suppress(OSError):
-                probe.bind((HOST, port))
-                high.bind((HOST, port + 10000))
-                if port not in ports:
-                    ports.append(port)
-    return ports
 
 
 def wait_for(what, check, seconds=60):

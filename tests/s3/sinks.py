@@ -23,7 +23,8 @@ import botocore.loaders
 import botocore.model
 import botocore.validate
 
-from harness import HOST, free_ports, wait_for
+from harness import HOST, wait_for
+from ports import free_ports
 
 # The package starts servers too, but not as another user. It is not available for every Python and processor.
 PACKAGE = importlib.util.find_spec("pgserver")

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import box
 import harness
-from harness import BUCKET, HOST, Faults, Function, Weed, free_ports, kivu, wait_for
+from harness import BUCKET, HOST, Faults, Function, Weed, kivu, wait_for
+from ports import free_ports
 
 API = os.environ["TEST_API"]
 BUNDLE = Path(os.environ["TEST_BUNDLE"])

@@ -25,7 +25,8 @@ import pyarrow
 import pyarrow.parquet
 
 import harness
-from harness import HOST, client, free_ports, wait_for
+from harness import HOST, client, wait_for
+from ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = Path(os.environ["TEST_BUNDLE"])

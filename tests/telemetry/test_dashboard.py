@@ -10,8 +10,8 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -21,6 +21,9 @@ import urllib.request
 from pathlib import Path
 
 from test_otlp import Server
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from ports import free_ports  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA = ROOT / "deploy/grafana"
@@ -133,7 +136,7 @@ class Prometheus:
         targets = json.dumps([server.url.removeprefix("http://") for server in servers])
         config = Path(folder, "prometheus.yml")
         config.write_text(CONFIG.format(rules=GRAFANA / "alerts.yml", targets=targets))
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         self.url = f"http://{address}"
         self.log = open(Path(folder, "log"), "w+")
         self.process = subprocess.Popen(
@@ -162,12 +165,6 @@ class Prometheus:
         with contextlib.suppress(OSError):
             return urllib.request.urlopen(f"{self.url}/-/ready", timeout=10).status == 200
         return False
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def wait(what, is_there):
@@ -219,7 +216,7 @@ class Live(unittest.TestCase):
         self.folder = stack.enter_context(tempfile.TemporaryDirectory())
         size = make_models(Path(self.folder))
         # Nobody listens there.
-        fleet = f"http://127.0.0.1:{free_port()}"
+        fleet = f"http://127.0.0.1:{free_ports(1)[0]}"
         # Memory for one model at a time.
         self.models = stack.enter_context(Server(
             "", ("--config", f"{self.folder}/kivu.toml"), KIVU_LOAD="on-demand", KIVU_MAX_MEMORY=str(size * 3 // 2),

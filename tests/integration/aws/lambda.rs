@@ -5,18 +5,14 @@ use std::process::Command;
 use crate::{
     built::{MINILM, compiled, outside_of_cargo},
     server::bundle,
-    tools::{root, succeed, tool},
+    tools::{free_ports, root, succeed, tool},
 };
 
 /// A script that starts the Lambda emulator on a free port with a function that serves `models`, in
 /// `variable`'s Python environment.
 fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
     let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let [port] = free_ports();
     let mut command = Command::new(python);
     // The emulator runs `cargo run`.
     outside_of_cargo(&mut command);

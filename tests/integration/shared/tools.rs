@@ -1,9 +1,11 @@
 //! Tools for tests, which `make test` installs and names in environment variables; without them, tests are skipped.
 
 use std::{
-    env,
+    array, env,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
 };
 
 use crate::{
@@ -41,6 +43,28 @@ pub(crate) fn interpreter(variable: &str, module: &str) -> Option<PathBuf> {
 
 pub(crate) fn root() -> PathBuf {
     Path::new(ROOT).canonicalize().unwrap()
+}
+
+/// Ports without a listener, each returned once by this process.
+///
+/// They are below 32,768, where Linux begins to hand out the ports of outgoing connections: one of those could be taken
+/// before the server listens.
+#[allow(
+    dead_code,
+    reason = "`models` and `packages` start no server on a port"
+)]
+pub(crate) fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
+    const FIRST: u16 = 10_000;
+    const LAST: u16 = 32_767;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Test programs that run beside each other begin at different ports.
+    let start = std::process::id().wrapping_mul(97) % u32::from(LAST - FIRST);
+    let next = || {
+        let offset = start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        FIRST + (offset % u32::from(LAST - FIRST)) as u16
+    };
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    array::from_fn(|_| std::iter::repeat_with(next).find(is_free).unwrap())
 }
 
 /// Runs a command that must succeed, and returns what it printed.

@@ -20,9 +20,9 @@ use tempfile::TempDir;
 use super::{
     Answer, agree, app, app_of, model, post,
     proxy::{Mischief, Proxy, TlsEnd, tls},
-    server::{Served, Triton, bundle, free_ports, packages, parameters},
+    server::{Served, Triton, bundle, packages, parameters},
 };
-use crate::models::runtime;
+use crate::{models::runtime, tools::free_ports};
 
 /// Article 004's embedding model, without its tokenizer.
 pub(crate) const REMOTE: &str = "embedding_model";

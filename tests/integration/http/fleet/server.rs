@@ -3,7 +3,7 @@
 use std::{
     env, fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -17,7 +17,10 @@ use kivu::{
     repository::{Bundle, manifest::Precision},
 };
 
-use crate::models::{build_request, fixtures, request};
+use crate::{
+    models::{build_request, fixtures, request},
+    tools::free_ports,
+};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -36,12 +39,6 @@ pub(crate) fn packages() -> Option<PathBuf> {
             .find(|packages| packages.is_dir())
             .expect("the environment has packages"),
     )
-}
-
-/// Unused ports.
-pub(crate) fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
-    let listeners = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
 /// A server, which is killed when it is dropped.

@@ -21,8 +21,8 @@ use super::{
     faults::{LONG, Stage},
     post,
     proxy::{Mischief, Proxy},
-    server::free_ports,
 };
+use crate::tools::free_ports;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
