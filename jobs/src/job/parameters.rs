@@ -19,6 +19,8 @@ use kivu::{
 const PREFIX: &str = "kivu-";
 /// Begins metadata keys that others do not use, so that `kivu_model` is a mistake.
 const NAME: &str = "kivu";
+/// The name, behind the prefix, of the job that wrote an output.
+const JOB: &str = "job";
 
 /// Job parameters; unset ones are up to the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -119,6 +121,8 @@ impl Parameters {
         }
         let own = metadata.iter();
         let own = own.filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value)));
+        // Kivu writes it to its outputs, which may become inputs.
+        let own = own.filter(|(name, _)| *name != JOB);
         self.with(own, |name| format!("metadata `{PREFIX}{name}`"))
     }
 
@@ -131,8 +135,6 @@ impl Parameters {
         for (name, value) in options {
             match name {
                 "model" => self.model = Some(value.clone()),
-                // Kivu writes it to its outputs.
-                "job" => {}
                 _ => match self.set(name, value) {
                     Some(set) => set.map_err(|expected| {
                         let name = shown(name);
@@ -198,6 +200,7 @@ mod tests {
             ("kivu-escape", "\\"),
             ("kivu-null", "\\N"),
             ("kivu-header", "false"),
+            ("kivu-job", "0f3a"),
             ("owner", "me"),
         ]);
         let parameters = configured.with_metadata(&metadata).unwrap();
@@ -236,5 +239,6 @@ mod tests {
         let refused = |pairs| Parameters::of(&metadata(pairs)).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&[("truncate", "maybe")]), @"expected `true` or `false` in the option `truncate`, but found `maybe`");
         insta::assert_snapshot!(refused(&[("colum", "x")]), @"unknown option `colum`");
+        insta::assert_snapshot!(refused(&[("job", "x")]), @"unknown option `job`");
     }
 }
