@@ -192,9 +192,16 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
 
 /// The object that a state machine's task, a rule or a schedule names.
 fn named(event: &Value) -> Result<Option<ObjectEvent>> {
-    let url = event["input"].as_str();
-    url.map(|url| Ok(ObjectEvent::new(url.parse()?)))
-        .transpose()
+    let (Some(fields), Some(url)) = (event.as_object(), event["input"].as_str()) else {
+        return Ok(None);
+    };
+    match fields.keys().find(|name| *name != "input") {
+        Some(other) => Err(Error::malformed(format!(
+            "expected only `input` in the event, but found `{other}`"
+        ))
+        .with_hint("a file's model and options are in its rule or its metadata")),
+        None => Ok(Some(ObjectEvent::new(url.parse()?))),
+    }
 }
 
 /// Whether the event only keeps the function warm: a schedule's default event, or one of the usual programs' for that.
@@ -335,6 +342,8 @@ mod tests {
             [ObjectEvent::new(url)]
         );
         assert!(message(r#"{"input": "in/a.csv"}"#).is_err());
+        let refused = |event| message(event).unwrap_err().to_string();
+        insta::assert_snapshot!(refused(r#"{"input": "s3://files/in/a.csv", "model": "a"}"#), @"expected only `input` in the event, but found `model`; a file's model and options are in its rule or its metadata");
     }
 
     #[test]
