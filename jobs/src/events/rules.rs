@@ -33,6 +33,9 @@ const CALLERS: [(&str, bool); 5] = [
     ("dynamodb", true),
 ];
 
+/// Options of jobs on files only.
+const FILE_OPTIONS: [&str; 6] = ["format", "delimiter", "quote", "escape", "null", "header"];
+
 /// How objects with a prefix are processed.
 #[derive(Debug)]
 struct Rule {
@@ -58,9 +61,20 @@ impl Rules {
         let (callers, objects): (Vec<_>, Vec<_>) = config
             .rules
             .iter()
-            .chain([&default])
             .partition(|rule| writes_answers(&rule.input).is_some());
-        callers.iter().copied().try_for_each(check_output)?;
+        let objects: Vec<_> = objects.into_iter().chain([&default]).collect();
+        callers.iter().copied().try_for_each(check_caller)?;
+        callers
+            .iter()
+            .chain(&objects)
+            .copied()
+            .try_for_each(check_output)?;
+        check_order(&callers, str::eq_ignore_ascii_case)?;
+        // The default may have no file that is left to it.
+        let ordered = objects.len() - usize::from(default.sink.is_none());
+        check_order(&objects[..ordered], |input, earlier| {
+            input.starts_with(earlier)
+        })?;
         let rules = objects
             .into_iter()
             .map(|rule| Rule::new(rule, sinks))
@@ -159,6 +173,7 @@ impl Rules {
         name: &str,
         options: &BTreeMap<String, String>,
     ) -> Result<RowFunction> {
+        check_options(kind, options)?;
         let parameters = self
             .caller(kind, name)
             .map(|rule| rule.parameters.clone())
@@ -249,22 +264,62 @@ fn writes_answers(input: &str) -> Option<bool> {
         .map(|(_, is_written)| *is_written)
 }
 
-/// Checks whether a caller's rule has an output.
+/// Checks the options in a caller's rule.
+fn check_caller(rule: &config::BatchRule) -> Result<()> {
+    let kind = rule.input.split(':').next().unwrap_or_default();
+    check_options(kind, &rule.ask)
+}
+
+/// Refuses options of files, and of objects in rows that are lists of arguments.
+fn check_options(kind: &str, options: &BTreeMap<String, String>) -> Result<()> {
+    let has_arguments = matches!(kind, "redshift" | "snowflake");
+    let is_unread = |name: &&String| {
+        FILE_OPTIONS.contains(&name.as_str()) || has_arguments && *name == "column"
+    };
+    match options.keys().find(is_unread) {
+        Some(name) => Err(Error::invalid(format!(
+            "the option `{name}` has no effect on rows from `{kind}`"
+        ))
+        .with_hint("omit it")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses rules that never apply, since an earlier one does.
+fn check_order(rules: &[&config::BatchRule], hides: fn(&str, &str) -> bool) -> Result<()> {
+    for (place, rule) in rules.iter().enumerate() {
+        let mut earlier = rules[..place].iter();
+        if let Some(earlier) = earlier.find(|earlier| hides(&rule.input, &earlier.input)) {
+            return Err(Error::config(format!(
+                "the rule for `{}` never applies, since the one for `{}` comes first",
+                rule.input, earlier.input
+            ))
+            .with_hint("put it before that one, or remove it"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks whether a rule has an output, if it needs one.
 fn check_output(rule: &config::BatchRule) -> Result<()> {
-    let is_written = writes_answers(&rule.input) == Some(true);
     let is_url = Url::of_location(Path::new(&rule.output))?.is_some();
-    if is_written && is_url || !is_written && rule.output.is_empty() {
+    let (is_valid, expected) = match writes_answers(&rule.input) {
+        Some(true) => (is_url, "`s3://BUCKET/PREFIX` as"),
+        Some(false) => (rule.output.is_empty(), "no"),
+        None => (!rule.output.is_empty(), "an"),
+    };
+    if is_valid {
         return Ok(());
     }
-    let expected = if is_written {
-        "`s3://BUCKET/PREFIX` as"
-    } else {
-        "no"
-    };
-    Err(Error::config(format!(
+    let error = Error::config(format!(
         "expected {expected} output in the rule for `{}`, but found `{}`",
         rule.input, rule.output
-    )))
+    ));
+    let kinds = CALLERS.map(|(kind, _)| format!("{kind}:"));
+    Err(match writes_answers(&rule.input) {
+        None => error.with_hint(format!("a rule for rows begins with {}", quoted(&kinds))),
+        Some(_) => error,
+    })
 }
 
 /// The rule's sink, if it has one.
@@ -311,6 +366,8 @@ impl Rule {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -349,6 +406,52 @@ mod tests {
         ] {
             assert!(!is_hidden(key), "{key}");
         }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_refused() {
+        let refused = |config: serde_json::Value| {
+            let config = serde_json::from_value(config).unwrap();
+            let rules = Rules::new(Vec::new(), &config, Sinks::default());
+            rules.map(drop).map_err(|error| error.to_string())
+        };
+        let rule = |input: &str| match writes_answers(input) {
+            Some(_) => json!({ "input": input }),
+            None => json!({ "input": input, "output": "out/" }),
+        };
+        let ordered = |inputs: &[&str]| {
+            let rules: Vec<_> = inputs.iter().map(|input| rule(input)).collect();
+            refused(json!({ "rules": rules }))
+        };
+        assert_eq!(
+            ordered(&[
+                "in/a/b",
+                "in/a/",
+                "snowflake:a",
+                "redshift:a",
+                "in/",
+                "redshift:ab"
+            ]),
+            Ok(())
+        );
+        insta::assert_snapshot!(ordered(&["in/a", "in/a/b/"]).unwrap_err(), @"the rule for `in/a/b/` never applies, since the one for `in/a` comes first; put it before that one, or remove it");
+        insta::assert_snapshot!(ordered(&["redshift:s.f", "redshift:S.F"]).unwrap_err(), @"the rule for `redshift:S.F` never applies, since the one for `redshift:s.f` comes first; put it before that one, or remove it");
+        insta::assert_snapshot!(refused(json!({ "sink": "s3vectors://b/i", "rules": [rule("in/")] })).unwrap_err(), @"the rule for `in/` never applies, since the one for `in/` comes first; put it before that one, or remove it");
+        insta::assert_snapshot!(refused(json!({ "rules": [{ "input": "Redshift:f" }] })).unwrap_err(), @"expected an output in the rule for `Redshift:f`, but found ``; a rule for rows begins with `redshift:`, `snowflake:`, `firehose:`, `kinesis:`, `dynamodb:`");
+        for (kind, name) in [
+            ("firehose", "delimiter"),
+            ("redshift", "format"),
+            ("snowflake", "column"),
+        ] {
+            let rules = json!([{ "input": format!("{kind}:a"), "ask": { name: "|" } }]);
+            let error = refused(json!({ "rules": rules })).unwrap_err();
+            assert_eq!(
+                error,
+                format!("the option `{name}` has no effect on rows from `{kind}`; omit it")
+            );
+        }
+        let rules = json!([{ "input": "firehose:a", "ask": { "column": "b" } }]);
+        assert_eq!(refused(json!({ "rules": rules })), Ok(()));
     }
 
     #[test]
