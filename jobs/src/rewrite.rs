@@ -242,7 +242,7 @@ impl ParquetCopy {
         let mut texts = Vec::new();
         for place in &self.places {
             texts.extend((0..count).map(|row| match rows.value(*place, row) {
-                Value::String(text) => Some(text),
+                Some(Value::String(text)) => Some(text),
                 _ => None,
             }));
         }

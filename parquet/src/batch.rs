@@ -21,7 +21,7 @@ use crate::text::{text, with_texts};
 pub struct Batch(pub RecordBatch);
 
 impl ParquetRows for Batch {
-    fn value(&self, place: usize, row: usize) -> Value {
+    fn value(&self, place: usize, row: usize) -> Option<Value> {
         cell(self.0.column(place).as_ref(), row)
     }
 
@@ -38,12 +38,12 @@ impl ParquetRows for Batch {
     }
 }
 
-/// A value in a column whose type has a JSON form.
-fn cell(column: &dyn Array, row: usize) -> Value {
+/// A value in a column whose type has a JSON form; `None` for infinities, which have none.
+fn cell(column: &dyn Array, row: usize) -> Option<Value> {
     if column.is_null(row) {
-        return Value::Null;
+        return Some(Value::Null);
     }
-    match column.data_type() {
+    Some(match column.data_type() {
         DataType::Boolean => column.as_boolean().value(row).into(),
         DataType::Int8 => integer::<Int8Type>(column, row),
         DataType::Int16 => integer::<Int16Type>(column, row),
@@ -53,18 +53,19 @@ fn cell(column: &dyn Array, row: usize) -> Value {
         DataType::UInt16 => integer::<UInt16Type>(column, row),
         DataType::UInt32 => integer::<UInt32Type>(column, row),
         DataType::UInt64 => integer::<UInt64Type>(column, row),
-        DataType::Float16 => float(column.as_primitive::<Float16Type>().value(row).into()),
-        DataType::Float32 => float(column.as_primitive::<Float32Type>().value(row).into()),
-        DataType::Float64 => float(column.as_primitive::<Float64Type>().value(row)),
-        DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
-        DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
-        DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
+        DataType::Float16 => float(column.as_primitive::<Float16Type>().value(row).into())?,
+        DataType::Float32 => float(column.as_primitive::<Float32Type>().value(row).into())?,
+        DataType::Float64 => float(column.as_primitive::<Float64Type>().value(row))?,
+        DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref())?,
+        DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref())?,
+        DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref())?,
         _ => text(column, row).map_or(Value::Null, Value::from),
-    }
+    })
 }
 
-fn items(list: &dyn Array) -> Value {
-    (0..list.len()).map(|item| cell(list, item)).collect()
+fn items(list: &dyn Array) -> Option<Value> {
+    let items: Option<Vec<_>> = (0..list.len()).map(|item| cell(list, item)).collect();
+    items.map(Value::from)
 }
 
 fn integer<T: ArrowPrimitiveType>(column: &dyn Array, row: usize) -> Value
@@ -74,7 +75,10 @@ where
     column.as_primitive::<T>().value(row).into()
 }
 
-/// JSON has no NaN and no infinity.
-fn float(value: f64) -> Value {
-    Number::from_f64(value).map_or(Value::Null, Value::Number)
+/// NaN is null, which data frames write in its place.
+fn float(value: f64) -> Option<Value> {
+    match value.is_nan() {
+        true => Some(Value::Null),
+        false => Number::from_f64(value).map(Value::Number),
+    }
 }

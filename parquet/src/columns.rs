@@ -105,8 +105,12 @@ mod tests {
         let words: DictionaryArray<Int8Type> = ["x", "y"].into_iter().collect();
         let vectors = [Some([Some(1.0), Some(2.5)]), None];
         let vectors = ListArray::from_iter_primitive::<Float32Type, _, _>(vectors);
-        let columns: [(&str, ArrayRef); 6] = [
+        let columns: [(&str, ArrayRef); 7] = [
             ("number", Arc::new(UInt64Array::from(vec![u64::MAX, 1]))),
+            (
+                "growth",
+                Arc::new(Float64Array::from(vec![0.5, f64::INFINITY])),
+            ),
             ("share", Arc::new(Float64Array::from(vec![0.5, f64::NAN]))),
             (
                 "is_new",
@@ -133,6 +137,9 @@ mod tests {
             found(vectors),
             [json!([[1.0, 2.5], "a"]), json!([null, "b"])]
         );
+        let growth = Fields::new(&head, names(&["growth"])).unwrap();
+        assert_eq!(growth.values(&rows, 0).unwrap(), [json!(0.5)]);
+        insta::assert_snapshot!(growth.values(&rows, 1).unwrap_err().message, @"expected a JSON value in `growth`, but found an infinite number");
         let refused = Fields::new(&head, names(&["vector"])).err().unwrap();
         insta::assert_snapshot!(refused, @"expected texts, numbers or booleans in the column `vector`, but found List(Float32)");
         let raw: ArrayRef = Arc::new(BinaryArray::from(vec![b"a".as_slice()]));

@@ -138,8 +138,8 @@ pub trait ParquetColumns: Send + Sync {
 
 /// Rows in a Parquet file.
 pub trait ParquetRows: Any + Send {
-    /// A value in a column that [`ParquetColumns::check`] accepts.
-    fn value(&self, place: usize, row: usize) -> Value;
+    /// A value in a column that [`ParquetColumns::check`] accepts; `None` for an infinity.
+    fn value(&self, place: usize, row: usize) -> Option<Value>;
 
     /// One of the rows.
     fn row(&self, row: usize) -> Box<dyn ParquetRows>;

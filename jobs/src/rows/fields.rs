@@ -12,7 +12,10 @@ use super::{
     numbers::is_exact,
 };
 use crate::output::answer::{ErrorKind, RowError, RowResult};
-use kivu::{Result, json::wrong_scalar};
+use kivu::{
+    Result,
+    json::{Tree, wrong_scalar},
+};
 
 /// Columns of a file, by name.
 pub struct Fields {
@@ -81,25 +84,25 @@ impl Fields {
                 _ => Ok(vec![Value::Null; self.names.len()]),
             },
             Rows::Columns(rows) => {
-                let places = self.places.iter().flatten();
-                Ok(places.map(|place| rows.value(*place, row)).collect())
+                let named = self.places.iter().flatten().zip(&self.names);
+                let value = |(place, name): (&usize, &String)| {
+                    let found = rows.value(*place, row);
+                    found.ok_or_else(|| no_json(name, "an infinite number"))
+                };
+                named.map(value).collect()
             }
         }
     }
 
     fn json_field(&self, line: &str, name: &str) -> Result<Value, RowError> {
-        let wrong = |found: &str| {
-            Err(RowError::new(
-                ErrorKind::Row,
-                format!("expected a JSON value in `{name}`, but found {found}"),
-            ))
-        };
+        let wrong = |found: &str| Err(no_json(name, found));
         match TextField::of(line, name) {
-            Ok(TextField::Found(value)) => match serde_json::from_str(value.get()) {
+            Ok(TextField::Found(value)) => match serde_json::from_str::<Tree>(value.get()) {
                 Ok(_) if self.keeps_digits && !is_exact(value) => wrong(
                     "a number with more digits than 64 bits hold, which is stored only as a text",
                 ),
-                Ok(found) => Ok(found),
+                Ok(Tree(found)) => Ok(found),
+                Err(error) if error.is_data() => wrong("an object with a field several times"),
                 Err(error) => wrong(wrong_scalar(&error).unwrap_or("another")),
             },
             Ok(TextField::Missing) => Ok(Value::Null),
@@ -126,6 +129,14 @@ impl Fields {
         });
         values.collect()
     }
+}
+
+/// The error of a row whose value has no form in JSON.
+fn no_json(name: &str, found: &str) -> RowError {
+    RowError::new(
+        ErrorKind::Row,
+        format!("expected a JSON value in `{name}`, but found {found}"),
+    )
 }
 
 /// An empty field has no value.
@@ -198,6 +209,7 @@ mod tests {
                 .message
         };
         insta::assert_snapshot!(refused(r#"{"id": 1, "id": 2}"#), @"expected a JSON value in `id`, but found the field several times");
+        insta::assert_snapshot!(refused(r#"{"id": [{"a": 1, "a": 2}]}"#), @"expected a JSON value in `id`, but found an object with a field several times");
         insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found a number that is out of range");
         insta::assert_snapshot!(refused(r#"{"id": [{"total": 12345678901234.5678}]}"#), @"expected a JSON value in `id`, but found a number with more digits than 64 bits hold, which is stored only as a text");
         insta::assert_snapshot!(refused(r#"{"id": ["\ud83d"]}"#), @"expected a JSON value in `id`, but found a lone surrogate, half of a character such as an emoji");
