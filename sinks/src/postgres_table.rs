@@ -10,7 +10,7 @@ use kivu_jobs::{rows::normal_number, sink::SinkSettings};
 const STAGING: &str = "kivu_rows";
 /// A table's columns: name, type, its modifier (-1 if it has none), the type for casts, and whether a unique index has only
 /// this column. Types are those below domains, and those for casts have no length: a cast to a length, or to a domain that
-/// has one, would cut texts.
+/// has one, would cut texts. A collation by which a unique index takes different texts for equal is part of the type.
 const COLUMNS: &str = "
     WITH RECURSIVE types AS (
       SELECT a.attrelid, a.attnum, a.attname, a.atttypid AS type, a.atttypmod AS modifier FROM pg_attribute a
@@ -18,7 +18,9 @@ const COLUMNS: &str = "
       UNION ALL
       SELECT attrelid, attnum, attname, d.typbasetype, d.typtypmod
         FROM types JOIN pg_type d ON d.oid = type AND d.typtype = 'd')
-    SELECT attname::text, CASE t.typtype WHEN 'e' THEN 'enum' ELSE t.typname::text END, modifier, format_type(t.oid, -1),
+    SELECT attname::text, CASE t.typtype WHEN 'e' THEN 'enum' ELSE t.typname::text END || CASE WHEN EXISTS (SELECT FROM pg_index i
+        JOIN pg_collation c ON c.oid = i.indcollation[0] WHERE i.indrelid = attrelid AND i.indisunique AND i.indkey[0] = attnum
+        AND NOT c.collisdeterministic) THEN ' with a nondeterministic collation' ELSE '' END, modifier, format_type(t.oid, -1),
       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = attrelid AND i.indisunique AND i.indisvalid
         AND i.indnkeyatts = 1 AND i.indkey[0] = attnum AND i.indpred IS NULL)
     FROM types JOIN pg_type t ON t.oid = type AND t.typtype <> 'd' ORDER BY attnum";
@@ -268,7 +270,7 @@ fn check_id(column: &Column, place: &str) -> Result<()> {
             "expected ids of a type that keeps different ones apart in the column `{name}` in the table for `{place}`, but \
              found `{kind}`"
         ))
-        .with_hint("use `text`, `bigint`, `numeric` or `uuid`"));
+        .with_hint("use `bigint`, `numeric`, `uuid`, or `text` with a deterministic collation"));
     }
     Ok(())
 }

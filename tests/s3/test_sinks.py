@@ -253,13 +253,18 @@ class ToPostgres(Base):
         sql("CREATE TABLE other (id bigint PRIMARY KEY, embedding vector(3), numbers real[])",
             "CREATE TABLE keyless (id bigint, embedding vector)", "CREATE DATABASE bare",
             "CREATE TABLE rounding (id real PRIMARY KEY, embedding vector)",
-            "CREATE TABLE cutting (id bigint PRIMARY KEY, embedding vector, title name)")
+            "CREATE TABLE cutting (id bigint PRIMARY KEY, embedding vector, title name)",
+            "CREATE COLLATION blind (locale = 'C')",
+            "CREATE TABLE colliding (id text COLLATE blind PRIMARY KEY, embedding vector)",
+            # Such collations need ICU, which this server does not have.
+            "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'blind'")
         for found, expected in [
             (url("missing"), "expected a table for"),
             (url("other"), f"for vectors of {self.dimension} values, as the model's, but found 3"),
             (url("other", "&vector=numbers"), "to be a `vector` or a `halfvec`, but found `_float4`"),
             (url("other", "&vector=none"), "no column `none` in the table"),
             (url("rounding"), "keeps different ones apart in the column `id`"),
+            (url("colliding"), "but found `text with a nondeterministic collation`"),
             (url("keyless"), "expected a primary key or a unique index of only `id`"),
             (url("other").replace("/postgres?", "/bare?"), "run `CREATE EXTENSION vector`"),
             (url("other").replace("/postgres?", "/none?"), "database \"none\" does not exist"),
