@@ -163,6 +163,25 @@ pub struct Dialect {
 impl Dialect {
     pub const QUOTE: u8 = b'"';
 
+    /// The dialect.
+    ///
+    /// # Errors
+    /// What means NULL is not one unquoted field.
+    pub fn checked(self) -> Result<Self> {
+        let (null, escape) = (&self.null, self.escape);
+        let is_special =
+            |byte: &u8| [self.delimiter, b'\r', b'\n'].contains(byte) || Some(*byte) == self.quote;
+        if null.iter().any(is_special) || escape.is_some() && null.last().copied() == escape {
+            let null = String::from_utf8_lossy(null);
+            return Err(Error::invalid(format!(
+                "the `null` `{}` is not one field without quotes",
+                null.escape_debug()
+            ))
+            .with_hint("choose another"));
+        }
+        Ok(self)
+    }
+
     fn is_quoted(&self, raw: &[u8]) -> bool {
         self.quote.is_some() && raw.first().copied() == self.quote
     }

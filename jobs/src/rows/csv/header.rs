@@ -78,7 +78,7 @@ impl OpenedCsv {
                     .to_owned(),
             );
         }
-        let dialect = options.dialect(delimiter, first.line_end)?;
+        let dialect = options.dialect(delimiter, first.line_end)?.checked()?;
         let blank = &bytes[begin..first.begin];
         let blank_lines = blank.iter().filter(|byte| **byte == b'\n').count() as u64;
         let line = 1 + u64::from(separator.is_some());

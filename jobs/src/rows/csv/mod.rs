@@ -400,7 +400,7 @@ impl CsvHeader {
             )
             .with_hint("choose another extension"));
         }
-        Ok(dialect)
+        dialect.checked()
     }
 }
 
@@ -755,6 +755,16 @@ mod tests {
             assert_eq!(refused.unwrap_err(), expected, "{name}: {value:?}");
         }
         insta::assert_snapshot!(refused("text;a\n", &[("delimiter", ";"), ("quote", ";")]), @"the `delimiter` `;` is also `quote` or `escape`; choose another");
+        insta::assert_snapshot!(refused("text,a\n", &[("null", "n,\na")]), @r"the `null` `n,\na` is not one field without quotes; choose another");
+        for (null, escape) in [("\"n\"", "none"), ("n\n", "none"), ("n\\", "\\")] {
+            refused("text,a\n", &[("null", null), ("escape", escape)]);
+        }
+        let with_tabs = OutputForm {
+            delimiter: Some(b'\t'),
+            ..OutputForm::default()
+        };
+        let written = answered(b"text,a\nb,\n", &layout(&[("null", "n\ta")]), with_tabs);
+        assert!(written.is_err());
         for code in ["\t", "\\t", "tab", "^I", "\\x09", "\\u0009", "\\011"] {
             assert_eq!(
                 layout(&[("delimiter", code)]).csv.delimiter,
