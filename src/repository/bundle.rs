@@ -177,8 +177,12 @@ impl Bundle {
 
     /// Passes a file to `take` in pieces, in order. An error at the end means that the file is not the one that the
     /// manifest lists.
-    pub fn stream(&self, name: &str, mut take: impl FnMut(&[u8])) -> Result<()> {
-        let file = self.file(name)?;
+    pub fn stream(&self, name: &str, take: impl FnMut(&[u8])) -> Result<()> {
+        self.stream_file(self.file(name)?, take)
+    }
+
+    fn stream_file(&self, file: &File, mut take: impl FnMut(&[u8])) -> Result<()> {
+        let name = &*file.name;
         let mut hash = blake3::Hasher::new();
         let mut hashed = |piece: &[u8]| {
             hash.update(piece);
@@ -224,8 +228,8 @@ impl Bundle {
 
     /// Verifies each file's size and digest.
     pub fn verify(&self) -> Result<()> {
-        let mut names = self.manifest.files.iter().map(|file| file.name.as_str());
-        names.try_for_each(|name| self.stream(name, |_| ()))
+        let mut files = self.manifest.files.iter();
+        files.try_for_each(|file| self.stream_file(file, |_| ()))
     }
 }
 

@@ -294,9 +294,11 @@ fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
 mod tests {
     use std::{collections::BTreeMap, os::unix::fs::symlink};
 
+    use bytes::Bytes;
     use proptest::{collection::vec, prelude::*, sample::select, test_runner::Config};
 
     use super::*;
+    use crate::repository::Bundle;
 
     const OURS: &str = r#"
         format = 1
@@ -352,6 +354,20 @@ mod tests {
     }
 
     type Tree = Vec<(&'static str, Entry)>;
+
+    #[test]
+    fn each_entry_of_a_manifest_is_verified() {
+        let digest = format!(r#"blake3 = "{}""#, blake3::hash(b"x"));
+        let once = OURS.replacen(r#"blake3 = """#, &digest, 1);
+        let twice = once.replace("1/weights.bin", "model.onnx");
+        let files = BTreeMap::from([("model.onnx".to_owned(), Bytes::from_static(b"x").into())]);
+        let error = Bundle::in_memory(&twice, files)
+            .unwrap()
+            .verify()
+            .unwrap_err();
+        let expected = "expected `model.onnx` to have the BLAKE3";
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
 
     fn bundle() -> Tree {
         FILES
