@@ -6,7 +6,7 @@ mod timing;
 mod workload;
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -145,7 +145,7 @@ pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    arguments.json.as_deref().map_or(Ok(()), require_local)?;
+    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
     let options = arguments.build.options(&config);
     config.engine = options.engine;
     let config = &config;
@@ -201,6 +201,20 @@ fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
         })?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a file that cannot be written, before anything is measured. A pipe is not opened: its reader would see its end.
+fn require_writable(path: &Path) -> Result<()> {
+    require_local(path)?;
+    let is_new = !path.exists();
+    if is_new || path.is_file() || path.is_dir() {
+        let opened = File::options().append(true).create(true).open(path);
+        opened.map_err(Error::cannot("write", path.display()))?;
+    }
+    if is_new {
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
 }
 
 /// Milliseconds from process start to the first complete response.
@@ -382,5 +396,23 @@ mod tests {
         one short text, median               0.46 ms         ONNX Runtime alone   0.91 ms        2.00 × as fast
         resident memory                      71.2 MB
         ");
+    }
+
+    #[test]
+    fn files_that_cannot_be_written_are_refused_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let [new, old] = ["new.json", "old.json"].map(|name| folder.path().join(name));
+        fs::write(&old, "{}").unwrap();
+        require_writable(&new).unwrap();
+        require_writable(&old).unwrap();
+        assert!(!new.exists());
+        assert_eq!(fs::read(&old).unwrap(), b"{}");
+        for place in [
+            folder.path().join("none/new.json"),
+            folder.path().to_owned(),
+        ] {
+            let error = require_writable(&place).unwrap_err().to_string();
+            assert_eq!(error, format!("cannot write `{}`", place.display()));
+        }
     }
 }
