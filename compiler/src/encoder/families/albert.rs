@@ -42,7 +42,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         layers: sharing.passes * sharing.layers,
         positions: Positions::Table,
         epsilon: epsilon(config)?,
-        types: config.get("type_vocab_size")?.unwrap_or(2),
+        types: config.get_size("type_vocab_size")?.unwrap_or(2),
         details: Details {
             projection: Some(projection),
             sharing: Some(sharing),

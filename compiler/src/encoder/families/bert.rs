@@ -106,7 +106,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         types: match kind {
             Kind::DistilBert | Kind::Mpnet => 0,
             Kind::Deberta(_) => config.get("type_vocab_size")?.unwrap_or(0),
-            _ => config.get("type_vocab_size")?.unwrap_or(2),
+            _ => config.get_size("type_vocab_size")?.unwrap_or(2),
         },
         bias,
         head_input: HeadInput::first(head_activation),

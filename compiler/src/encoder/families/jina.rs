@@ -34,7 +34,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         epsilon: epsilon(config)?,
-        types: config.get("type_vocab_size")?.unwrap_or(2),
+        types: config.get_size("type_vocab_size")?.unwrap_or(2),
         bias: Bias::Alibi,
         biases: Biases {
             up: false,

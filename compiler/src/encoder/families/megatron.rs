@@ -14,7 +14,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         positions: Positions::Table,
         epsilon: epsilon(config)?,
-        types: config.get("type_vocab_size")?.unwrap_or(2),
+        types: config.get_size("type_vocab_size")?.unwrap_or(2),
         ..EncoderConfig::new(config, "megatron-bert", Heads::read(config)?, feed_forward)?
     })
 }

@@ -95,7 +95,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         norm,
         epsilon: EPSILON,
         positions: Positions::Table,
-        types: config.get("type_vocab_size")?.unwrap_or(2),
+        types: config.get_size("type_vocab_size")?.unwrap_or(2),
         head_input: HeadInput::first(Activation::Tanh),
         details: Details {
             projection: (joined > 1 || words != hidden).then_some(EmbeddingProjection {

@@ -21,7 +21,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         epsilon: config.epsilon(&["layer_norm_eps"], default_epsilon)?,
         positions: positions(config)?,
-        types: config.get("type_vocab_size")?.unwrap_or(default_types),
+        types: config.get_size("type_vocab_size")?.unwrap_or(default_types),
         ..EncoderConfig::new(
             config,
             config.model_type(),

@@ -28,7 +28,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let width = config.get_size("embedding_size")?.unwrap_or(hidden);
     Ok(EncoderConfig {
         epsilon: epsilon(config)?,
-        types: config.get("type_vocab_size")?.unwrap_or(2),
+        types: config.get_size("type_vocab_size")?.unwrap_or(2),
         spans: vec![Span {
             window: AttentionWindow::ALL,
             rotary: Some(rope::rotary(heads.width, 1.0, BASE, Scaling::None)?),
