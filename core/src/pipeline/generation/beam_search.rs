@@ -4,7 +4,7 @@
 use super::{
     config::GenerationConfig,
     hypothesis::{Continuation, Generated},
-    scores::{self, Candidate, Row, log_sum, top},
+    scores::{self, Candidate, Row, log_sum, no_token, top},
     settings::EarlyStopping,
 };
 use kivu_base::Result;
@@ -69,6 +69,10 @@ impl<'a> BeamSearch<'a> {
         let last_row = logits.len() / width - 1;
         let rows = self.rows(logits, width)?;
         let candidates = self.candidates(&rows);
+        let is_over = |candidate: &Candidate| candidate.score == f32::NEG_INFINITY;
+        if candidates.iter().all(is_over) && !self.finished.iter().any(|found| found.has_ended) {
+            return Err(no_token());
+        }
         let length = self.running[0].ids.len() + 1;
         let has_ended = |candidate: &Candidate| {
             length >= self.max_length || self.config.eos_ids.contains(&(candidate.token as i64))

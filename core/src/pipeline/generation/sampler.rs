@@ -3,7 +3,7 @@
 use super::{
     config::GenerationConfig,
     hypothesis::{Continuation, Generated},
-    scores::{best, largest, not_a_number},
+    scores::{best, largest, no_token, not_a_number},
 };
 use kivu_base::Result;
 
@@ -41,6 +41,9 @@ impl<'a> Sampler<'a> {
             let (sequence, scores) = (&mut self.sequences[*number], &mut *rows[row]);
             if processed != Some(row) {
                 self.config.process(sequence, self.max_length, scores)?;
+                if scores.iter().all(|score| *score == f32::NEG_INFINITY) {
+                    return Err(no_token());
+                }
                 processed = Some(row);
             }
             let token = if self.config.samples() {
@@ -98,7 +101,52 @@ fn draw(scores: &[f32], point: f32) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::pipeline::generation::{
+        GenerationOptions, GenerationSettings, beam_search::BeamSearch, config::Bounds,
+    };
+
+    #[test]
+    fn settings_that_leave_no_token_are_refused() {
+        let settings = GenerationSettings {
+            decoder_start_token_id: 2,
+            eos_token_ids: vec![2],
+            pad_token_id: 1,
+            length_factor: None,
+            defaults: GenerationOptions::default(),
+        };
+        let bounds = Bounds {
+            vocabulary: 4,
+            max_length: 8,
+        };
+        let one =
+            json!({ "max_new_tokens": 1, "forced_eos_token_id": 2, "begin_suppress_tokens": [2] });
+        let all = json!({ "suppress_tokens": [0, 1, 2, 3] });
+        for options in [one, all] {
+            for (name, value) in [
+                ("num_beams", json!(1)),
+                ("num_beams", json!(3)),
+                ("do_sample", json!(true)),
+            ] {
+                let mut options = options.clone();
+                options[name] = value;
+                let given = serde_json::from_value(options.clone()).unwrap();
+                let config = GenerationConfig::new(&settings, &given, bounds).unwrap();
+                let (length, mut logits) = (config.max_length(1), [0.5, 1.0, 2.0, -1.0]);
+                let advanced = if config.num_beams > 1 {
+                    BeamSearch::new(&config, length, 0).advance(&mut logits, 4)
+                } else {
+                    Sampler::new(&config, length, 0).advance(&mut logits, 4)
+                };
+                let error = advanced.unwrap_err().to_string();
+                let expected = "the generation settings forbid all tokens that could come next; \
+                                forbid or force fewer tokens";
+                assert_eq!(error, expected, "{options}");
+            }
+        }
+    }
 
     #[test]
     fn tokens_are_sampled_by_their_probability() {

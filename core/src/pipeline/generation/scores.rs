@@ -91,6 +91,12 @@ pub fn best(scores: &[f32]) -> Result<usize> {
     index.filter(|_| !is_nan).ok_or_else(not_a_number)
 }
 
+/// The error for settings that forbid all tokens, of which the first would be taken.
+pub fn no_token() -> Error {
+    Error::invalid("the generation settings forbid all tokens that could come next")
+        .with_hint("forbid or force fewer tokens")
+}
+
 pub fn not_a_number() -> Error {
     Error::inference("the model's output `logits` is not a number")
 }
