@@ -36,7 +36,8 @@ pub fn connector() -> Connector {
         .build()
 }
 
-/// The HTTPS proxy from the environment. A URL that cannot be parsed is ignored, as by `hyper_util` for the hub.
+/// The HTTPS proxy from the environment. In place of one that is not supported there is one that refuses connections: they
+/// must not leave the network in another way.
 fn proxy(variable: impl Fn(&str) -> Option<String>) -> Option<ProxyConfig> {
     let first = |names: &[&str]| {
         names
@@ -50,9 +51,28 @@ fn proxy(variable: impl Fn(&str) -> Option<String>) -> Option<ProxyConfig> {
     } else {
         format!("http://{url}")
     };
-    let proxy = ProxyConfig::https(url).ok()?;
+    let proxy = ProxyConfig::https(url).or_else(|error| {
+        tracing::error!("HTTPS_PROXY or ALL_PROXY: {error}; requests to AWS fail");
+        ProxyConfig::https("http://127.0.0.1:0")
+    });
+    let proxy = proxy.ok()?;
     Some(match first(&["NO_PROXY", "no_proxy"]) {
         Some(hosts) => proxy.no_proxy(hosts),
         None => proxy,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_do_not_pass_by_a_proxy_that_is_not_supported() {
+        for url in ["socks5://user:password@proxy", "ftp://proxy", "http://"] {
+            let found = proxy(|name| (name == "ALL_PROXY").then(|| url.to_owned()));
+            let found = format!("{:?}", found.unwrap());
+            assert!(found.contains("127.0.0.1:0"), "{found}");
+        }
+        assert!(proxy(|_| None).is_none());
+    }
 }
