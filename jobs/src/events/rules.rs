@@ -179,7 +179,7 @@ impl Rules {
             .map(|rule| rule.parameters.clone())
             .unwrap_or_default();
         let parameters = parameters.with_options(options)?;
-        let own_name = name.rsplit('.').next().unwrap_or_default();
+        let own_name = own_name(kind, name);
         let is_own = |model: &&Model| model.name.eq_ignore_ascii_case(own_name);
         let model = match &parameters.model {
             Some(name) => self.models.iter().find(|model| model.name == *name),
@@ -262,6 +262,14 @@ fn writes_answers(input: &str) -> Option<bool> {
         .iter()
         .find(|(known, _)| *known == kind)
         .map(|(_, is_written)| *is_written)
+}
+
+/// A caller's name as models have it: a function of Redshift without its schema.
+fn own_name<'a>(kind: &str, name: &'a str) -> &'a str {
+    match kind {
+        "redshift" => name.rsplit('.').next().unwrap_or_default(),
+        _ => name,
+    }
 }
 
 /// Checks the options in a caller's rule.
@@ -406,6 +414,12 @@ mod tests {
         ] {
             assert!(!is_hidden(key), "{key}");
         }
+    }
+
+    #[test]
+    fn only_functions_of_redshift_have_a_schema() {
+        assert_eq!(own_name("redshift", "public.minilm"), "minilm");
+        assert_eq!(own_name("kinesis", "bge-small-v1.5"), "bge-small-v1.5");
     }
 
     #[test]
