@@ -103,9 +103,9 @@ fn line(mut data: Vec<u8>) -> Option<Vec<u8>> {
     (!trimmed.is_empty()).then(|| trimmed.to_vec())
 }
 
-/// The part of a resource's ARN after the last slash.
+/// A resource's name in its ARN, which may go on: `…:table/NAME/stream/TIME`, `…:stream/NAME/consumer/NAME:TIME`.
 fn resource_name(arn: &str) -> &str {
-    arn.rsplit('/').next().unwrap_or_default()
+    arn.split('/').nth(1).unwrap_or_default()
 }
 
 /// Records that Firehose transforms before it delivers them.
@@ -233,9 +233,7 @@ impl StreamBatch {
 
     /// A batch from DynamoDB: the items that were written. Items that were removed are left out.
     pub fn of_dynamodb(records: &[Value]) -> Result<Self> {
-        // arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/TIME
         let arn = text(records.first(), "/eventSourceARN")?;
-        let name = arn.split('/').nth(1).unwrap_or_default().to_owned();
         let record = |record: &Value| {
             if record["eventName"] == "REMOVE" {
                 return Ok(None);
@@ -256,7 +254,7 @@ impl StreamBatch {
             .collect::<Result<_>>()?;
         Ok(Self {
             kind: "dynamodb",
-            name,
+            name: resource_name(arn).to_owned(),
             records: found,
         })
     }
@@ -400,6 +398,18 @@ mod tests {
         );
         // There was no time for the third.
         assert_eq!(split(&[None, row]), ("1\n2\n".into(), Some("3".into())));
+    }
+
+    #[test]
+    fn names_are_those_of_streams_and_tables() {
+        for arn in [
+            "arn:aws:kinesis:eu-west-1:123456789012:stream/reviews",
+            "arn:aws:kinesis:eu-west-1:123456789012:stream/reviews/consumer/kivu:1700000000",
+            "arn:aws:dynamodb:eu-west-1:123456789012:table/reviews/stream/2026-01-01T00:00:00.000",
+            "arn:aws:firehose:eu-west-1:123456789012:deliverystream/reviews",
+        ] {
+            assert_eq!(resource_name(arn), "reviews", "{arn}");
+        }
     }
 
     #[test]
