@@ -122,8 +122,16 @@ impl Parameters {
         let own = metadata.iter();
         let own = own.filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value)));
         // Kivu writes it to its outputs, which may become inputs.
-        let own = own.filter(|(name, _)| *name != JOB);
-        self.with(own, |name| format!("metadata `{PREFIX}{name}`"))
+        let own: Vec<_> = own.filter(|(name, _)| *name != JOB).collect();
+        // S3 returns other characters than ASCII in the form of mail headers.
+        let is_encoded = |value: &str| value.to_ascii_uppercase().contains("=?UTF-8?");
+        if let Some((name, _)) = own.iter().find(|(_, value)| is_encoded(value)) {
+            return Err(Error::invalid(format!(
+                "the metadata `{PREFIX}{name}` has characters other than ASCII, which S3 encodes"
+            ))
+            .with_hint("use a rule, or for a list JSON with `\\u00e9` and so on"));
+        }
+        self.with(own.into_iter(), |name| format!("metadata `{PREFIX}{name}`"))
     }
 
     /// Overrides parameters; `shown` is an option's name in errors.
@@ -235,6 +243,7 @@ mod tests {
         insta::assert_snapshot!(refused(&[("kivu-delimiter", "||")]), @r#"expected an ASCII character, itself or as `\t`, `^A` or `\x01` in the metadata `kivu-delimiter`, but found `||`"#);
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"unknown metadata `kivu-colum`");
         insta::assert_snapshot!(refused(&[("kivu_model", "x")]), @"unknown metadata `kivu_model`; Kivu's begin with `kivu-`");
+        insta::assert_snapshot!(refused(&[("kivu-query", "un =?utf-8?Q?caf=C3=A9?=")]), @r"the metadata `kivu-query` has characters other than ASCII, which S3 encodes; use a rule, or for a list JSON with `\u00e9` and so on");
         // In rules, and in a data warehouse's headers.
         let refused = |pairs| Parameters::of(&metadata(pairs)).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&[("truncate", "maybe")]), @"expected `true` or `false` in the option `truncate`, but found `maybe`");
