@@ -64,7 +64,7 @@ impl OpenSearchUrl {
         else {
             return Err(wrong());
         };
-        let mut parameters = Parameters::of(uri.query().unwrap_or_default());
+        let mut parameters = Parameters::of(uri.query().unwrap_or_default())?;
         let vector = parameters
             .take("vector")
             .unwrap_or_else(|| VECTOR.to_owned());

@@ -13,13 +13,19 @@ pub const VECTOR: &str = "embedding";
 pub struct Parameters(BTreeMap<String, String>);
 
 impl Parameters {
-    pub fn of(query: &str) -> Self {
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        let decode = |pair: &str| {
+    /// Refuses a name that occurs twice.
+    pub fn of(query: &str) -> Result<Self> {
+        let mut found = BTreeMap::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decoded(name), decoded(value))
-        };
-        Self(pairs.map(decode).collect())
+            if found.insert(decoded(name), decoded(value)).is_some() {
+                return Err(Error::config(format!(
+                    "expected each parameter in the sink's URL once, but found `{}` twice",
+                    decoded(name)
+                )));
+            }
+        }
+        Ok(Self(found))
     }
 
     pub fn take(&mut self, name: &str) -> Option<String> {

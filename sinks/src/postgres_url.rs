@@ -36,7 +36,7 @@ pub struct PostgresUrl {
 impl PostgresUrl {
     pub fn of(text: &str) -> Result<Self> {
         let (place, query) = text.split_once('?').unwrap_or((text, ""));
-        let mut parameters = Parameters::of(query);
+        let mut parameters = Parameters::of(query)?;
         let table = parameters
             .take("table")
             .filter(|table| !table.is_empty())
@@ -127,5 +127,6 @@ mod tests {
         let refused = |text| PostgresUrl::of(text).err().unwrap().to_string();
         insta::assert_snapshot!(refused("postgres://host/db"), @"expected `?table=TABLE` in the URL of PostgreSQL, but found none");
         insta::assert_snapshot!(refused("postgres://host/db?table=a.b.c"), @"expected `table=TABLE` or `table=SCHEMA.TABLE`, but found `a.b.c`");
+        insta::assert_snapshot!(refused("postgres://host/db?table=a&t%61ble=b"), @"expected each parameter in the sink's URL once, but found `table` twice");
     }
 }
