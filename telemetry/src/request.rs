@@ -43,12 +43,7 @@ struct Progress {
 }
 
 impl RequestRecord {
-    /// Begins a request, in the client's trace if there is one.
-    pub fn begin(method: &str, parent: Option<Trace>) -> Arc<Self> {
-        Self::begun(Instant::now(), method, parent)
-    }
-
-    /// A request that began at `started`.
+    /// A request that began at `started`, in the client's trace if there is one.
     pub fn begun(started: Instant, method: &str, parent: Option<Trace>) -> Arc<Self> {
         record_reports();
         let clock = Clock::since(started);
@@ -224,7 +219,7 @@ mod tests {
     }
 
     async fn stages(work: impl Future<Output = ()>) -> (RequestDetails, Vec<(Stage, bool)>) {
-        let request = RequestRecord::begin("POST", None);
+        let request = RequestRecord::begun(Instant::now(), "POST", None);
         Arc::clone(&request).follow(work).await;
         let details = request.end(&Outcome {
             method: "POST",
@@ -309,7 +304,7 @@ mod tests {
         assert_eq!(current_trace(), None);
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let trace = Trace::read(|name| (name == "traceparent").then_some(header));
-        let request = RequestRecord::begin("POST", trace.clone());
+        let request = RequestRecord::begun(Instant::now(), "POST", trace.clone());
         assert_eq!(request.follow(async { current_trace() }).await, trace);
     }
 

@@ -9,7 +9,6 @@ use aws_sdk_s3::{
 };
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
     S3,
@@ -133,17 +132,6 @@ impl Store for S3 {
             }
         });
         Ok(Box::new(pieces.into_iter()))
-    }
-
-    fn copy(&self, from: &Url, to: &Url) -> Result<bool> {
-        let connection = self.connection()?;
-        let source =
-            utf8_percent_encode(&format!("{}/{}", from.bucket, from.key), NON_ALPHANUMERIC)
-                .to_string();
-        let request = connection.upload_client.copy_object().copy_source(source);
-        let request = request.bucket(&to.bucket).key(&to.key);
-        let sent = connection.send(move || request.clone().send());
-        Ok(found(sent, || format!("cannot copy `{from}`"))?.is_some())
     }
 
     fn put(&self, url: &Url, bytes: Bytes, condition: &Condition) -> Result<Option<String>> {

@@ -62,9 +62,6 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// If the object is replaced meanwhile, the iterator ends with an error.
     fn pieces(&self, url: &Url, object: &Object, range: Range<u64>) -> Result<Pieces>;
 
-    /// Copies an object of at most 5 GB within the server; `false` if it does not exist.
-    fn copy(&self, from: &Url, to: &Url) -> Result<bool>;
-
     /// Writes an object in one request and returns its ETag; `None` if the condition is false.
     fn put(&self, url: &Url, bytes: Bytes, condition: &Condition) -> Result<Option<String>>;
 
