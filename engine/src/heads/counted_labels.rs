@@ -302,6 +302,7 @@ fn joined(left: &[f32], right: &[f32], [left_width, right_width]: [usize; 2]) ->
 mod tests {
     use super::*;
     use crate::{
+        heads::plain::{applied, assert_close, dot, exact, layer, numbers, positives, sum},
         kernel::{COLUMNS, InstructionSet, KernelFn},
         program::Dense,
     };
@@ -330,22 +331,6 @@ mod tests {
                 ..Spans::default()
             };
             (self.0.write(kernel, WIDTH, &mut buffers), buffers)
-        }
-    }
-
-    /// Numbers from -0.5 to 0.5.
-    fn numbers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count)
-            .map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5)
-            .collect()
-    }
-
-    fn layer(inputs: usize, outputs: usize, seed: usize) -> Dense {
-        Dense {
-            outputs,
-            panel: outputs,
-            weights: numbers(inputs * outputs, seed).into(),
-            bias: Some(numbers(outputs, seed + 1).into()),
         }
     }
 
@@ -394,28 +379,6 @@ mod tests {
 
     type Rows = Vec<Vec<f64>>;
 
-    fn applied(layer: &Dense, row: &[f64]) -> Vec<f64> {
-        let output = |column: usize| {
-            let weights = layer.weights.in_32_bits()[column..]
-                .iter()
-                .step_by(layer.outputs);
-            let sum: f64 = row
-                .iter()
-                .zip(weights)
-                .map(|(input, weight)| input * f64::from(*weight))
-                .sum();
-            sum + layer
-                .bias
-                .as_ref()
-                .map_or(0.0, |bias| f64::from(bias[column]))
-        };
-        (0..layer.outputs).map(output).collect()
-    }
-
-    fn positives(row: Vec<f64>) -> Vec<f64> {
-        row.into_iter().map(|value| value.max(0.0)).collect()
-    }
-
     fn normalized(norm: &Norm, row: &[f64]) -> Vec<f64> {
         let count = row.len() as f64;
         let mean = row.iter().sum::<f64>() / count;
@@ -442,13 +405,6 @@ mod tests {
             .collect()
     }
 
-    fn sum(left: &[f64], right: &[f64]) -> Vec<f64> {
-        left.iter()
-            .zip(right)
-            .map(|(left, right)| left + right)
-            .collect()
-    }
-
     fn attended(layer: &LabelTransformerLayer, rows: &Rows) -> Rows {
         let all: Rows = rows
             .iter()
@@ -458,18 +414,12 @@ mod tests {
         let part = |row: &[f64], kind: usize, head: usize| {
             row[kind * INNER + head * size..][..size].to_vec()
         };
-        let dot = |left: &[f64], right: &[f64]| {
-            left.iter()
-                .zip(right)
-                .map(|(left, right)| left * right)
-                .sum::<f64>()
-        };
         let attend = |row: &Vec<f64>| -> Vec<f64> {
             let heads = (0..HEADS).flat_map(|head| {
                 let query = part(row, 0, head);
                 let scores: Vec<f64> = all
                     .iter()
-                    .map(|row| dot(&query, &part(row, 1, head)) / (size as f64).sqrt())
+                    .map(|row| dot(&query, part(row, 1, head)) / (size as f64).sqrt())
                     .collect();
                 let values = all.iter().zip(weights(&scores));
                 values.fold(vec![0.0; size], |total, (row, weight)| {
@@ -582,8 +532,7 @@ mod tests {
                 let found: Vec<(usize, Spans)> = InstructionSet::available()
                     .map(|instructions| instructions.call(Call(&labels, &schemas, (&values, kind))))
                     .collect();
-                let row = |row: &[f32]| row.iter().copied().map(f64::from).collect();
-                let rows: Rows = values.chunks_exact(WIDTH).map(row).collect();
+                let rows: Rows = values.chunks_exact(WIDTH).map(exact).collect();
                 let instances = if kind == LabelKind::Field { 3 } else { 1 };
                 let (own, last) = rows.split_at(count - 1);
                 let mut states = [own.to_vec(), last.to_vec()];
@@ -594,32 +543,12 @@ mod tests {
                         expected.extend(mixed(&labels.mixing, states, &rows.to_vec()).concat());
                     }
                 }
-                for (
-                    most,
-                    Spans {
-                        outputs,
-                        instances: of_labels,
-                        ..
-                    },
-                ) in &found
-                {
-                    assert_eq!((*most, outputs.len()), (instances, expected.len()));
-                    assert_eq!(*of_labels, vec![instances; count]);
-                    let differences = outputs
-                        .iter()
-                        .zip(&expected)
-                        .map(|(found, expected)| f64::from(*found) - expected);
-                    assert!(
-                        differences.map(f64::abs).fold(0.0, f64::max) < 1e-4,
-                        "{count} labels"
-                    );
+                let outputs: Vec<_> = found.iter().map(|(_, spans)| &spans.outputs).collect();
+                assert_close(&outputs, &expected);
+                for (most, spans) in &found {
+                    assert_eq!(*most, instances);
+                    assert_eq!(spans.instances, vec![instances; count]);
                 }
-                assert!(
-                    found
-                        .windows(2)
-                        .all(|pair| pair[0].1.outputs == pair[1].1.outputs),
-                    "{count} labels"
-                );
             }
         }
     }
@@ -636,14 +565,9 @@ mod tests {
             let (most, buffers) =
                 instructions.call(Call(&none, &schema, (&schema, LabelKind::Class)));
             assert_eq!((most, buffers.classes.len()), (0, 1));
-            let row: Vec<f64> = schema.iter().copied().map(f64::from).collect();
             let [first, second] = &none.classes;
-            let expected = applied(second, &positives(applied(first, &row)))[0];
-            assert!(
-                (f64::from(buffers.classes[0]) - expected).abs() < 1e-4,
-                "{:?}",
-                buffers.classes
-            );
+            let expected = applied(second, &positives(applied(first, &exact(&schema))));
+            assert_close(&[&buffers.classes], &expected[..1]);
         }
     }
 }

@@ -120,6 +120,10 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
 mod tests {
     use super::*;
     use crate::{
+        heads::plain::{
+            applied, assert_close, dot, exact, layer, numbers, positives, products, sum,
+            without_bias,
+        },
         kernel::{COLUMNS, InstructionSet, KernelFn},
         program::{Dense, WordScorer},
     };
@@ -147,84 +151,29 @@ mod tests {
         }
     }
 
-    /// Numbers from -0.5 to 0.5.
-    fn numbers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count)
-            .map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5)
-            .collect()
-    }
-
-    fn layer([inputs, outputs]: [usize; 2], seed: usize, has_bias: bool) -> Dense {
-        let bias = has_bias.then(|| numbers(outputs, seed + 1).into());
-        Dense {
-            outputs,
-            panel: outputs,
-            weights: numbers(inputs * outputs, seed).into(),
-            bias,
-        }
-    }
-
     fn layers(seed: usize) -> [Dense; 2] {
-        [
-            layer([WIDTH, HIDDEN], seed, true),
-            layer([HIDDEN, WIDTH], seed + 5, true),
-        ]
+        [layer(WIDTH, HIDDEN, seed), layer(HIDDEN, WIDTH, seed + 5)]
     }
 
-    fn products() -> PairScorer {
-        let (own, wide) = ([WIDTH; 2], [WIDTH, 4 * WIDTH]);
+    fn multiplied() -> PairScorer {
+        let own = |seed| layer(WIDTH, WIDTH, seed);
+        let wide = |seed| layer(WIDTH, 4 * WIDTH, seed);
         PairScorer::Products(Box::new(WordScorer {
             count: 1,
-            words: [
-                layer(own, 1, true),
-                layer(wide, 20, true),
-                layer(own, 3, true),
-            ],
-            labels: [
-                layer(own, 40, true),
-                layer(wide, 5, false),
-                layer(own, 6, true),
-            ],
-            products: layer(wide, 70, false),
-            scores: layer([4 * WIDTH, COLUMNS], 8, true),
+            words: [own(1), wide(20), own(3)],
+            labels: [own(40), without_bias(wide(5)), own(6)],
+            products: without_bias(wide(70)),
+            scores: layer(4 * WIDTH, COLUMNS, 8),
         }))
     }
 
     fn side_by_side() -> PairScorer {
         PairScorer::Layers(Box::new(PairLayers {
-            text: layer([WIDTH, 64], 11, true),
-            label: layer([WIDTH, 64], 12, false),
-            middle: layer([64, 40], 13, true),
-            last: layer([40, COLUMNS], 14, true),
+            text: layer(WIDTH, 64, 11),
+            label: without_bias(layer(WIDTH, 64, 12)),
+            middle: layer(64, 40, 13),
+            last: layer(40, COLUMNS, 14),
         }))
-    }
-
-    fn applied(layer: &Dense, input: &[f64]) -> Vec<f64> {
-        let output = |column: usize| {
-            let weights = layer.weights.in_32_bits()[column..]
-                .iter()
-                .step_by(layer.outputs);
-            let sum: f64 = input
-                .iter()
-                .zip(weights)
-                .map(|(input, weight)| input * f64::from(*weight))
-                .sum();
-            sum + layer
-                .bias
-                .as_ref()
-                .map_or(0.0, |bias| f64::from(bias[column]))
-        };
-        (0..layer.outputs).map(output).collect()
-    }
-
-    fn sums(parts: &[Vec<f64>]) -> Vec<f64> {
-        (0..parts[0].len())
-            .map(|at| parts.iter().map(|part| part[at]).sum())
-            .collect()
-    }
-
-    fn positives(values: Vec<f64>) -> Vec<f64> {
-        values.into_iter().map(|value| value.max(0.0)).collect()
     }
 
     /// Abramowitz and Stegun's 7.1.26, with an error below 2e-7.
@@ -245,44 +194,28 @@ mod tests {
     fn projected(layers: &[Dense; 2], row: &[f64], is_normalized: bool) -> Vec<f64> {
         let hidden: Vec<f64> = applied(&layers[0], row).into_iter().map(gelu).collect();
         let vector = applied(&layers[1], &hidden);
-        let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
-        vector
-            .iter()
-            .map(|value| {
-                if is_normalized {
-                    value / length
-                } else {
-                    *value
-                }
-            })
-            .collect()
+        let length = dot(&vector, vector.iter().copied()).sqrt();
+        let divisor = if is_normalized { length } else { 1.0 };
+        vector.iter().map(|value| value / divisor).collect()
     }
 
     fn paired(pairs: &PairScorer, text: &[f64], label: &[f64]) -> f64 {
         match pairs {
-            PairScorer::Dot => text
-                .iter()
-                .zip(label)
-                .map(|(text, label)| text * label)
-                .sum(),
+            PairScorer::Dot => dot(text, label.iter().copied()),
             PairScorer::Products(scorer) => {
                 let factors = applied(&scorer.words[2], text);
-                let others = applied(&scorer.labels[2], label);
-                let products: Vec<f64> = factors
-                    .iter()
-                    .zip(others)
-                    .map(|(text, label)| text * label)
-                    .collect();
-                let parts = [
-                    applied(&scorer.words[1], &applied(&scorer.words[0], text)),
-                    applied(&scorer.labels[1], &applied(&scorer.labels[0], label)),
-                    applied(&scorer.products, &products),
-                ];
-                applied(&scorer.scores, &positives(sums(&parts)))[0]
+                let products = products(&factors, &applied(&scorer.labels[2], label));
+                let of_text = applied(&scorer.words[1], &applied(&scorer.words[0], text));
+                let of_label = applied(&scorer.labels[1], &applied(&scorer.labels[0], label));
+                let sums = sum(
+                    &sum(&of_text, &of_label),
+                    &applied(&scorer.products, &products),
+                );
+                applied(&scorer.scores, &positives(sums))[0]
             }
             PairScorer::Layers(layers) => {
-                let parts = [applied(&layers.text, text), applied(&layers.label, label)];
-                let middle = positives(applied(&layers.middle, &positives(sums(&parts))));
+                let sums = sum(&applied(&layers.text, text), &applied(&layers.label, label));
+                let middle = positives(applied(&layers.middle, &positives(sums)));
                 applied(&layers.last, &middle)[0]
             }
         }
@@ -293,7 +226,7 @@ mod tests {
         for (is_mean, scale, pairs) in [
             (false, None, PairScorer::Dot),
             (true, Some(2.5), PairScorer::Dot),
-            (true, None, products()),
+            (true, None, multiplied()),
             (false, Some(0.5), side_by_side()),
         ] {
             let scorer = TextScorer {
@@ -309,33 +242,15 @@ mod tests {
                     instructions.call(Call(&scorer, [text.as_slice(), rows.as_slice()], tokens))
                 });
                 let found: Vec<Vec<f32>> = found.collect();
-                let exact = |row: &[f32], divisor: f64| -> Vec<f64> {
-                    row.iter()
-                        .map(|value| f64::from(*value) / divisor)
-                        .collect()
-                };
                 let divisor = if is_mean { tokens as f64 } else { 1.0 };
-                let text = projected(&scorer.text, &exact(&text, divisor), scale.is_some());
+                let text: Vec<f64> = exact(&text).iter().map(|value| value / divisor).collect();
+                let text = projected(&scorer.text, &text, scale.is_some());
                 let score = |row: &[f32]| {
-                    let label = projected(&scorer.label, &exact(row, 1.0), scale.is_some());
+                    let label = projected(&scorer.label, &exact(row), scale.is_some());
                     paired(&scorer.pairs, &text, &label) * f64::from(scale.unwrap_or(1.0))
                 };
                 let expected: Vec<f64> = rows.chunks_exact(WIDTH).map(score).collect();
-                for found in &found {
-                    assert_eq!(found.len(), labels);
-                    let differences = found
-                        .iter()
-                        .zip(&expected)
-                        .map(|(found, expected)| f64::from(*found) - expected);
-                    assert!(
-                        differences.map(f64::abs).fold(0.0, f64::max) < 1e-4,
-                        "{found:?} {expected:?}"
-                    );
-                }
-                assert!(
-                    found.windows(2).all(|pair| pair[0] == pair[1]),
-                    "{labels} labels"
-                );
+                assert_close(&found, &expected);
             }
         }
     }

@@ -82,8 +82,11 @@ impl WordScorer {
 mod tests {
     use super::*;
     use crate::{
+        heads::plain::{
+            applied, assert_close, exact, layer, numbers, positives, products, sum, without_bias,
+        },
         kernel::{InstructionSet, KernelFn},
-        program::{Dense, WORD_SCORES},
+        program::WORD_SCORES,
     };
 
     const WIDTH: usize = 16;
@@ -110,57 +113,22 @@ mod tests {
         }
     }
 
-    /// Numbers from -0.5 to 0.5.
-    fn numbers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count)
-            .map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5)
-            .collect()
-    }
-
-    fn layer(inputs: usize, outputs: usize, seed: usize, has_bias: bool) -> Dense {
-        let bias = has_bias.then(|| numbers(outputs, seed + 1).into());
-        Dense {
-            outputs,
-            panel: outputs,
-            weights: numbers(inputs * outputs, seed).into(),
-            bias,
-        }
-    }
-
-    fn apply(layer: &Dense, input: &[f64]) -> Vec<f64> {
-        let output = |column: usize| {
-            let weights = layer.weights.in_32_bits()[column..]
-                .iter()
-                .step_by(layer.outputs);
-            let sum: f64 = input
-                .iter()
-                .zip(weights)
-                .map(|(input, weight)| input * f64::from(*weight))
-                .sum();
-            sum + layer
-                .bias
-                .as_ref()
-                .map_or(0.0, |bias| f64::from(bias[column]))
-        };
-        (0..layer.outputs).map(output).collect()
-    }
-
     #[test]
     fn scores_are_those_of_plain_loops() {
         let scorer = WordScorer {
             count: WORD_SCORES,
             words: [
-                layer(WIDTH, WIDTH, 1, true),
-                layer(WIDTH, WIDE, 20, true),
-                layer(WIDTH, WIDTH, 3, true),
+                layer(WIDTH, WIDTH, 1),
+                layer(WIDTH, WIDE, 20),
+                layer(WIDTH, WIDTH, 3),
             ],
             labels: [
-                layer(WIDTH, WIDTH, 40, true),
-                layer(WIDTH, WIDE, 5, false),
-                layer(WIDTH, WIDTH, 6, true),
+                layer(WIDTH, WIDTH, 40),
+                without_bias(layer(WIDTH, WIDE, 5)),
+                layer(WIDTH, WIDTH, 6),
             ],
-            products: layer(WIDTH, WIDE, 70, false),
-            scores: layer(WIDE, COLUMNS, 8, true),
+            products: without_bias(layer(WIDTH, WIDE, 70)),
+            scores: layer(WIDE, COLUMNS, 8),
         };
         // More words than a block.
         for (words, labels) in [(1, 1), (BLOCK + 3, 3), (0, 2), (5, 0)] {
@@ -169,42 +137,20 @@ mod tests {
                 instructions.call(Call(&scorer, rows.each_ref().map(Vec::as_slice)))
             });
             let found: Vec<Vec<f32>> = found.collect();
-            let exact = |row: &[f32]| row.iter().copied().map(f64::from).collect::<Vec<f64>>();
             let mut expected = Vec::new();
             for word in rows[0].chunks_exact(WIDTH).map(exact) {
                 for label in rows[1].chunks_exact(WIDTH).map(exact) {
                     let [word_layers, label_layers] = [&scorer.words, &scorer.labels];
-                    let of_word = apply(&word_layers[1], &apply(&word_layers[0], &word));
-                    let of_label = apply(&label_layers[1], &apply(&label_layers[0], &label));
-                    let factors = apply(&word_layers[2], &word);
-                    let products: Vec<f64> = factors
-                        .iter()
-                        .zip(apply(&label_layers[2], &label))
-                        .map(|(word, label)| word * label)
-                        .collect();
-                    let sums = apply(&scorer.products, &products);
-                    let sums = sums.iter().zip(of_word).zip(of_label);
-                    let sums: Vec<f64> = sums
-                        .map(|((sum, word), label)| (sum + word + label).max(0.0))
-                        .collect();
-                    expected.extend(&apply(&scorer.scores, &sums)[..WORD_SCORES]);
+                    let of_word = applied(&word_layers[1], &applied(&word_layers[0], &word));
+                    let of_label = applied(&label_layers[1], &applied(&label_layers[0], &label));
+                    let factors = applied(&word_layers[2], &word);
+                    let products = products(&factors, &applied(&label_layers[2], &label));
+                    let sums = sum(&applied(&scorer.products, &products), &of_word);
+                    let sums = positives(sum(&sums, &of_label));
+                    expected.extend(&applied(&scorer.scores, &sums)[..WORD_SCORES]);
                 }
             }
-            for found in &found {
-                assert_eq!(found.len(), expected.len());
-                let differences = found
-                    .iter()
-                    .zip(&expected)
-                    .map(|(found, expected)| f64::from(*found) - expected);
-                assert!(
-                    differences.map(f64::abs).fold(0.0, f64::max) < 1e-4,
-                    "{words} words"
-                );
-            }
-            assert!(
-                found.windows(2).all(|pair| pair[0] == pair[1]),
-                "{words} words"
-            );
+            assert_close(&found, &expected);
         }
     }
 }

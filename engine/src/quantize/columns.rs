@@ -256,14 +256,9 @@ impl Expected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantize::rounding::Permitted;
+    use crate::quantize::{numbers, rounding::Permitted};
 
     const INPUTS: usize = 32;
-
-    fn numbers(seed: u64, count: usize) -> Vec<f32> {
-        let mut random = fastrand::Rng::with_seed(seed);
-        (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
-    }
 
     /// Weights and rows with a column that is far from zero.
     fn layer() -> [Vec<f32>; 2] {

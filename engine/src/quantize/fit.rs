@@ -193,7 +193,7 @@ fn quantize_block(block: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::panels::Panels;
+    use crate::{panels::Panels, quantize::numbers};
 
     const INPUTS: usize = 64;
     const OUTPUTS: usize = 16;
@@ -203,11 +203,6 @@ mod tests {
             block,
             permitted: Permitted::SmallQuads,
         }
-    }
-
-    fn numbers(seed: u64, count: usize) -> Vec<f32> {
-        let mut random = fastrand::Rng::with_seed(seed);
-        (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
     }
 
     /// Mean squared output error over the rows.

@@ -427,14 +427,10 @@ fn limit_sums(integers: &mut [f32], weights: &[f32], steps: &[f32], max_sum: f32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quantize::numbers;
 
     const INPUTS: usize = 48;
     const OUTPUTS: usize = 5;
-
-    fn numbers(seed: u64, count: usize) -> Vec<f32> {
-        let mut random = fastrand::Rng::with_seed(seed);
-        (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
-    }
 
     /// Squared output error over the rows.
     fn error(rows: &[f32], weights: &[f32], rounded: &Rounded, block: usize) -> f64 {
