@@ -48,13 +48,8 @@ pub mod seq2seq;
 #[doc(hidden)]
 pub mod tokenizers;
 
-use self::{
-    files::model_folder::ModelFolder,
-    library::hub::Fetched,
-    plan::Build,
-    quality::{PairQuality, cost::Comparison},
-};
 pub use self::{
+    build::bundle::Built,
     library::resolve::load,
     plan::{
         LoadRuntime, Request,
@@ -66,26 +61,11 @@ pub use self::{
         task::RequestedTask,
     },
 };
+use self::{files::model_folder::ModelFolder, library::hub::Fetched, plan::Build};
 use kivu::{
     Result,
-    pipeline::Task,
     repository::{bundle::Bundle, folder::Destination, manifest::check_name},
 };
-
-/// A completed build.
-#[derive(Debug)]
-pub struct Built {
-    /// The bundle in the requested folder.
-    pub bundle: Bundle,
-    /// The cost before and after quantization; `None` if the build did not quantize.
-    pub comparison: Option<Comparison>,
-    /// Results on the requested pairs, beside the fp32 form's if the build quantized.
-    pub pairs: Option<PairQuality>,
-    /// Why the precision is not the default, if the build chose it.
-    pub note: Option<String>,
-    /// Tasks as plausible as the bundle's, if none was requested.
-    pub other_tasks: Vec<Task>,
-}
 
 /// Builds a bundle.
 ///
@@ -132,19 +112,8 @@ fn build_from(
         runtime,
         progress,
     };
-    let build::bundle::Written {
-        folder,
-        comparison,
-        pairs,
-        note,
-        other_tasks,
-    } = build::bundle::write(build)?;
-    destination.replace(&folder)?;
-    Ok(Built {
-        bundle: Bundle::open(&request.out)?,
-        comparison,
-        pairs,
-        note,
-        other_tasks,
-    })
+    let mut built = build::bundle::write(build)?;
+    destination.replace(&built.bundle.path(""))?;
+    built.bundle = Bundle::open(&request.out)?;
+    Ok(built)
 }

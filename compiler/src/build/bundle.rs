@@ -25,10 +25,7 @@ use crate::{
         pairs,
         served::{self, Answers, EncoderParts, open_native},
     },
-    quantize::{
-        layer_calibration::{CALIBRATION_TEXTS, Calibration, MIN_PRODUCTS},
-        layer_forms::LayerForms,
-    },
+    quantize::layer_calibration::{CALIBRATION_TEXTS, Calibration, MIN_PRODUCTS},
     sentence_transformers::static_embedding,
     tokenizers::token_rows::knows_unknown_words,
 };
@@ -40,34 +37,36 @@ use kivu::{
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},
     repository::{
         ModelKind, TaskSettings, WeightForm,
-        bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
+        bundle::{Bundle, MANIFEST, PIECES, RANGES, TOKENIZER, describe},
         manifest::{self, Manifest, Precision, Quality, VectorQuality},
     },
     tokenizer::{Side, Tokenizer, Truncation},
 };
 use kivu_engine::quantize::fit::MAX_BLOCK;
 
-/// A bundle in a folder inside the scratch folder.
-pub struct Written {
-    pub folder: PathBuf,
-    /// Cost before and after, if the weights were quantized.
+/// A completed build.
+#[derive(Debug)]
+pub struct Built {
+    /// The bundle in the requested folder.
+    pub bundle: Bundle,
+    /// The cost before and after quantization; `None` if the build did not quantize.
     pub comparison: Option<Comparison>,
-    /// Results on the user's pairs; the other model is the fp32 form.
+    /// Results on the requested pairs, beside the fp32 form's if the build quantized.
     pub pairs: Option<PairQuality>,
-    /// Why its precision is not the default, and which head is left out.
+    /// Why the precision is not the default, and which head is left out.
     pub note: Option<String>,
     /// Tasks as plausible as the bundle's, if none was requested.
     pub other_tasks: Vec<Task>,
 }
 
-/// Writes a plan's bundle. Unless a precision was requested, an encoder whose quality in int8 is below the floor is written
+/// Writes a plan's bundle, in the scratch folder. Unless a precision was requested, an encoder whose quality in int8 is below the floor is written
 /// in the next better precision that reaches it: with block quantization, or in fp32.
-pub fn write(build: Build<'_>) -> Result<Written> {
+pub fn write(build: Build<'_>) -> Result<Built> {
     let plan = build.plan;
     let mut model = Model::read(build)?;
-    let (written, shortfall) = model.write(model.precision(), None)?;
+    let (built, shortfall) = model.write(model.precision(), None)?;
     let Some((form, shortfall)) = shortfall else {
-        return Ok(written);
+        return Ok(built);
     };
     let others = match model.source.is_export {
         true => &[Precision::Fp32],
@@ -83,9 +82,9 @@ pub fn write(build: Build<'_>) -> Result<Written> {
     );
     let mut last = shortfall;
     for better in others {
-        let (written, shortfall) = model.write(*better, Some(reason.clone()))?;
+        let (built, shortfall) = model.write(*better, Some(reason.clone()))?;
         let Some((_, shortfall)) = shortfall else {
-            return Ok(written);
+            return Ok(built);
         };
         reason = format!("{reason}; and {better} too: {}", shortfall.description);
         last = shortfall;
@@ -276,9 +275,9 @@ impl<'a> Model<'a> {
         &mut self,
         precision: Precision,
         reason: Option<String>,
-    ) -> Result<(Written, Option<(WeightForm, Shortfall)>)> {
+    ) -> Result<(Built, Option<(WeightForm, Shortfall)>)> {
         let plan = self.build.plan;
-        let mut graphs = self.write_graphs(precision, LayerForms::Plain)?;
+        let mut graphs = self.write_graphs(precision, None)?;
         let tokenizer = Arc::new(self.write_files(&graphs.folder)?);
         let mut settings = self.source.settings.clone();
         let mut storage = self.form(precision).storage().to_owned();
@@ -362,37 +361,35 @@ impl<'a> Model<'a> {
             .collect::<Result<_>>()?;
         files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
         let note = joined(joined(self.head.clone(), note), reason);
-        let written = Written {
-            folder,
+        let built = Built {
+            bundle: Bundle::open(&folder)?,
             comparison,
             pairs,
             note,
             other_tasks: self.other_tasks.clone(),
         };
-        Ok((written, shortfall.map(|shortfall| (form, shortfall))))
+        Ok((built, shortfall.map(|shortfall| (form, shortfall))))
     }
 
     /// Writes the bundle's graphs, and the fp32 reference before the first quantized form.
     fn write_graphs(
         &mut self,
         precision: Precision,
-        layers: LayerForms<'_>,
+        calibration: Option<&Calibration>,
     ) -> Result<WrittenGraphs> {
         let Build {
             scratch, progress, ..
         } = self.build;
         let is_compared = precision != Precision::Fp32 && !self.source.is_quantized;
         let lacks_reference = is_compared && self.reference.is_none();
-        let is_fitted = matches!(layers, LayerForms::Fitted(_));
-        let stage = if is_fitted {
-            "fit the layers"
-        } else {
-            "write the graphs"
+        let (stage, kind) = match calibration {
+            Some(_) => ("fit the layers", "-fitted"),
+            None => ("write the graphs", ""),
         };
         progress.stage(stage, 1 + usize::from(lacks_reference));
         let write = |precision, name: &str| {
             let folder = files::create_folder(&scratch.join(name))?;
-            let graphs = (self.source.graphs)(precision, layers)?;
+            let graphs = (self.source.graphs)(precision, calibration)?;
             let signature = |(name, model): &(&'static str, ModelProto)| {
                 Ok((
                     *name,
@@ -414,7 +411,6 @@ impl<'a> Model<'a> {
                 answers: None,
             });
         }
-        let kind = if is_fitted { "-fitted" } else { "" };
         write(precision, &format!("bundle-{precision}{kind}"))
     }
 
@@ -449,7 +445,7 @@ impl<'a> Model<'a> {
                     .to_owned(),
             );
         }
-        let fitted = self.write_graphs(precision, LayerForms::Fitted(&calibration))?;
+        let fitted = self.write_graphs(precision, Some(&calibration))?;
         let [layers, scaled] = calibration.counts();
         if layers == 0 {
             return Ok(

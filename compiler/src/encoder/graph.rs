@@ -20,7 +20,7 @@ use crate::{
             alibi_slopes, attend_by_position, attention,
         },
     },
-    quantize::layer_forms::LayerForms,
+    quantize::layer_calibration::Calibration,
 };
 use kivu::{
     Result,
@@ -38,7 +38,8 @@ pub const LOGITS: &str = "logits";
 pub struct GraphForm<'a> {
     pub precision: Precision,
     pub engine: Engine,
-    pub layers: LayerForms<'a>,
+    /// Fits layers in 8 bits to sample texts.
+    pub calibration: Option<&'a Calibration>,
 }
 
 /// Writes an encoder's graph, from token ids to [`LOGITS`] if it has a label head, or else to `heads`' outputs;
@@ -52,11 +53,11 @@ pub fn graph(
     let GraphForm {
         precision,
         engine,
-        layers: forms,
+        calibration,
     } = form;
     let width = config.layer_width();
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
-    layers.forms = forms;
+    layers.calibration = calibration;
     layers.norm = config.norm;
     if engine == Engine::Native {
         layers.graph = GraphBuilder::with_functions();

@@ -24,7 +24,6 @@ use crate::{
         Plan,
         opened_model::{LABEL_TOKENIZER, LABELS, MODEL, OpenedModel},
     },
-    quantize::layer_forms::LayerForms,
     sentence_transformers::{
         default_prompt, makes_vectors, max_tokens, modules::Modules, names_sigmoid, score_modules,
     },
@@ -327,11 +326,11 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
         is_quantized: false,
         engine,
         fp32_engine: engine,
-        graphs: Box::new(move |precision, layers| {
+        graphs: Box::new(move |precision, calibration| {
             let form = GraphForm {
                 precision,
                 engine,
-                layers,
+                calibration,
             };
             let mut graphs = vec![(MODEL, graph(&config, &weights, &heads, form)?)];
             if let Some(LabelParts {
@@ -343,7 +342,7 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
             {
                 // Its layers may have the same names.
                 let form = GraphForm {
-                    layers: LayerForms::Plain,
+                    calibration: None,
                     ..form
                 };
                 graphs.push((LABELS, graph(config, weights, heads, form)?));

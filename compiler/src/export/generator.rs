@@ -16,7 +16,7 @@ use crate::{
         Build,
         opened_model::{self, WriteGraphs},
     },
-    quantize::layer_forms::LayerForms,
+    quantize::layer_calibration::Calibration,
 };
 use kivu::{
     Error, Result,
@@ -69,7 +69,7 @@ pub fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
     let sha256 = hex(&Sha256::digest(hashes.collect::<Result<String>>()?));
     let is_quantized = is_quantized(&encoder) && is_quantized(&decoder);
     check_precision(plan.precision, [is_quantized, false], &inner)?;
-    let graphs = move |precision, _: LayerForms<'_>| {
+    let graphs = move |precision, _: Option<&Calibration>| {
         let encoder = prepare(&encoder, precision, build)?;
         Ok(vec![
             (opened_model::ENCODER, encoder),

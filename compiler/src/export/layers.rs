@@ -20,7 +20,7 @@ use crate::{
         Texts,
         served::{self, EncoderParts},
     },
-    quantize::{layer_forms::LayerForms, transpose},
+    quantize::transpose,
 };
 use kivu::{
     Error, Result,
@@ -201,7 +201,7 @@ fn compare(build: Build<'_>, source: &OpenedModel<'_>, export: &ModelProto) -> R
     };
     let export = vec![(MODEL, export.clone())];
     let expected = answers(export, "export", Engine::Onnx)?;
-    let layers = (source.graphs)(Precision::Fp32, LayerForms::Plain)?;
+    let layers = (source.graphs)(Precision::Fp32, None)?;
     let found = answers(layers, "layers", source.fp32_engine)?;
     let largest = expected
         .iter()

@@ -1,6 +1,6 @@
 //! A model read from its source, ready to be written as a bundle.
 
-use crate::{onnx::WEIGHTS, quantize::layer_forms::LayerForms};
+use crate::{onnx::WEIGHTS, quantize::layer_calibration::Calibration};
 use kivu::{
     Result,
     backend::{Engine, Signature},
@@ -49,8 +49,8 @@ pub const FILES: [&str; 12] = [
 /// Graphs by file name; the manifest's graph is the first.
 pub type Graphs = Vec<(&'static str, ModelProto)>;
 
-/// Writes the graphs with weights in a precision. Only encoders have layers in other than plain forms.
-pub type WriteGraphs<'a> = Box<dyn Fn(Precision, LayerForms<'_>) -> Result<Graphs> + 'a>;
+/// Writes the graphs with weights in a precision; an encoder's layers in 8 bits are fitted to sample texts, if given.
+pub type WriteGraphs<'a> = Box<dyn Fn(Precision, Option<&Calibration>) -> Result<Graphs> + 'a>;
 
 /// A model read from its source.
 pub struct OpenedModel<'a> {

@@ -2,6 +2,4 @@
 
 pub mod layer_calibration;
 #[doc(hidden)]
-pub mod layer_forms;
-
 pub use kivu_engine::quantize::{Rows, panels, panels_in_fp32, rows, transpose, was_quantized};

@@ -9,7 +9,6 @@ use kivu_compiler::{
     library::hub as hugging_face_hub,
     onnx,
     plan::Plan,
-    quantize::layer_forms::LayerForms,
     seq2seq::{fairseq, generation, tokenizer_files},
     tokenizers::byte_pairs,
 };
@@ -77,7 +76,7 @@ pub fn weights(bytes: &[u8]) {
             ..Plan::default()
         };
         if let Ok(source) = encoder::open(&plan) {
-            drop((source.graphs)(Precision::Fp32, LayerForms::Plain));
+            drop((source.graphs)(Precision::Fp32, None));
         }
     });
 }
@@ -103,7 +102,7 @@ pub fn fast_text_model(bytes: &[u8]) {
         }) else {
             return;
         };
-        drop((source.graphs)(Precision::Fp32, LayerForms::Plain));
+        drop((source.graphs)(Precision::Fp32, None));
         if let Ok(tokenizer) = Tokenizer::from_json(&source.tokenizer) {
             drop(tokenizer.ids("The Zug 電車\n7"));
         }

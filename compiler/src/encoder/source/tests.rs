@@ -104,7 +104,7 @@ impl Copy {
             ..Plan::default()
         };
         let source = open(&plan)?;
-        (source.graphs)(Precision::Fp32, LayerForms::Plain)?;
+        (source.graphs)(Precision::Fp32, None)?;
         Ok(source.settings)
     }
 
@@ -150,7 +150,7 @@ fn attention_before_the_privacy_filters_experts_stays_in_fp32_in_blocks() {
         });
         let source = source.unwrap();
         for (precision, products) in [(Precision::Int8, 0), (Precision::Int8Blocks, kept)] {
-            let mut graphs = (source.graphs)(precision, LayerForms::Plain).unwrap();
+            let mut graphs = (source.graphs)(precision, None).unwrap();
             let nodes = graphs.remove(0).1.graph.unwrap().node;
             let called = |name: &str| {
                 let found = nodes.iter().filter(|it| it.op_type.starts_with(name));
@@ -527,7 +527,7 @@ fn shared_tables_may_have_any_of_their_names() {
                 task,
                 ..Plan::default()
             };
-            (open(&plan)?.graphs)(Precision::Fp32, LayerForms::Plain)
+            (open(&plan)?.graphs)(Precision::Fp32, None)
         };
         let model = Copy::of(fixture);
         let expected = graphs(&model).unwrap();
@@ -626,9 +626,7 @@ fn layers_that_share_weights_are_stored_once() {
         };
         let source = open(&plan).unwrap();
         [Precision::Fp32, Precision::Int8, Precision::Int8Blocks].map(|precision| {
-            let (_, graph) = (source.graphs)(precision, LayerForms::Plain)
-                .unwrap()
-                .remove(0);
+            let (_, graph) = (source.graphs)(precision, None).unwrap().remove(0);
             let graph = graph.graph.unwrap();
             (graph.initializer.len(), graph.node.len())
         })

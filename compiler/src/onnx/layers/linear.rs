@@ -16,7 +16,7 @@ use crate::{
         functions::{self, Storage},
         integer,
     },
-    quantize::{self, layer_forms::LayerForms},
+    quantize,
 };
 use kivu::{Result, repository::manifest::Precision};
 
@@ -121,11 +121,11 @@ impl Layers<'_> {
         Ok(match self.precision {
             Precision::Fp32 => self.apply_in_fp32(layer, input),
             _ if self.graph.has_functions() => {
-                let fitted = match self.forms {
-                    LayerForms::Fitted(calibration) => {
+                let fitted = match self.calibration {
+                    Some(calibration) => {
                         calibration.fit(&layer.name, &layer.weight, layer.inputs)?
                     }
-                    LayerForms::Plain => None,
+                    None => None,
                 };
                 self.quantized_linear(layer, input, fitted.as_deref())
             }

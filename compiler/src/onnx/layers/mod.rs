@@ -19,7 +19,7 @@ pub use self::{
 use super::{AttributeProto, GraphBuilder, Value, float, functions, integer};
 use crate::{
     files::weights::{Weight, Weights},
-    quantize::{self, layer_forms::LayerForms},
+    quantize::{self, layer_calibration::Calibration},
 };
 use kivu::{Error, Result, repository::manifest::Precision};
 
@@ -82,7 +82,7 @@ pub struct Layers<'a> {
     pub precision: Precision,
     /// Weights per scale in block quantization.
     pub block: usize,
-    pub forms: LayerForms<'a>,
+    pub calibration: Option<&'a Calibration>,
     /// Width of a token's vector.
     pub hidden: usize,
     /// Normalization epsilon.
@@ -104,7 +104,7 @@ impl<'a> Layers<'a> {
             weights,
             precision,
             block: BLOCK,
-            forms: LayerForms::Plain,
+            calibration: None,
             hidden,
             epsilon,
             norm,
