@@ -15,7 +15,7 @@ use axum::{Router, body::Body, http::Request as HttpRequest};
 use http_body_util::BodyExt;
 use kivu::{
     cloud::Cloud,
-    config::{Config, EngineChoice, Limits, ModelConfig},
+    config::{Config, EngineChoice, Limits},
     error::Result,
     model::Model,
     onnx::{Runtime, library},
@@ -117,15 +117,11 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
 }
 
 fn open(bundle: &Path, config: &Config) -> Result<Vec<Model>> {
-    let models = vec![ModelConfig::from(bundle.to_owned())];
-    Model::open_all(
-        &Config {
-            models,
-            home: config.home.clone(),
-            ..Config::default()
-        },
-        &Cloud::default(),
-    )
+    let config = Config {
+        home: config.home.clone(),
+        ..Config::default()
+    };
+    Model::open(bundle, &config, &Cloud::default()).map(|model| vec![model])
 }
 
 /// A response's status and body.

@@ -18,7 +18,7 @@ use tower::ServiceExt;
 
 use crate::{
     app::scripted,
-    messages::{answer, post},
+    messages::{answer, ask, post},
     scripted::scripted_model,
 };
 
@@ -43,23 +43,11 @@ fn app_within(limits: Limits) -> App {
 
 async fn invoke(id: &str, body: &Value) -> (StatusCode, Value) {
     let path = format!("/model/{id}/invoke");
-    answer(
-        router(app())
-            .oneshot(post(&path, body.to_string()))
-            .await
-            .unwrap(),
-    )
-    .await
+    ask(&router(app()), &path, body).await
 }
 
 async fn tei(body: Value) -> Value {
-    let (status, vectors) = answer(
-        router(app())
-            .oneshot(post("/embed", body.to_string()))
-            .await
-            .unwrap(),
-    )
-    .await;
+    let (status, vectors) = ask(&router(app()), "/embed", body).await;
     assert_eq!(status, StatusCode::OK, "{vectors}");
     vectors
 }

@@ -16,7 +16,7 @@ use tower::ServiceExt;
 
 use crate::{
     app::scripted,
-    messages::{answer, post},
+    messages::{self, answer, post},
     scripted::{FAILS, PANICS, model_with, scripted_model, scripted_model_of},
 };
 
@@ -33,7 +33,7 @@ fn app() -> Router {
 }
 
 async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
-    answer(app().oneshot(post(path, body.to_string())).await.unwrap()).await
+    messages::ask(&app(), path, body).await
 }
 
 /// A rejected request's status and message.

@@ -21,21 +21,11 @@ use tower::ServiceExt;
 
 use crate::{
     app::{routes, scripted},
-    messages::{answer, post},
+    messages::{answer, ask},
 };
 
 fn app(limits: Limits) -> Router {
     router(scripted(limits))
-}
-
-async fn ask(app: &Router, path: &str, body: &Value) -> (StatusCode, Value) {
-    answer(
-        app.clone()
-            .oneshot(post(path, body.to_string()))
-            .await
-            .unwrap(),
-    )
-    .await
 }
 
 /// All paths of the API, and whether they take POST.

@@ -358,17 +358,11 @@ fn weights_that_were_written_to_give_no_vectors() {
         let Some((_folder, bundle)) = bundle() else {
             return;
         };
-        let models = vec![ModelConfig::from(bundle.clone())];
-        let model = Model::open_all(
-            &Config {
-                models,
-                map_weights,
-                ..crate::models::config()
-            },
-            &Cloud::default(),
-        )
-        .unwrap()
-        .remove(0);
+        let config = Config {
+            map_weights,
+            ..crate::models::config()
+        };
+        let model = Model::open(&bundle, &config, &Cloud::default()).unwrap();
         let Pipeline::Embedding(pipeline) = &model.pipeline else {
             panic!("it embeds")
         };

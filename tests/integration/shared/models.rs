@@ -9,7 +9,7 @@ use std::{
 
 use kivu::{
     cloud::Cloud,
-    config::{Config, EngineChoice, ModelConfig},
+    config::{Config, EngineChoice},
     model::{Model, ModelSettings},
     onnx::{OnnxBackend, Runtime, library},
     pipeline::{Task, embedding::EmbeddingOptions},
@@ -177,9 +177,13 @@ pub(crate) fn options() -> EmbeddingOptions {
 
 /// Opens a bundle as a served model.
 pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
-    let models = vec![ModelConfig::from(bundle.to_owned())];
-    let config = Config { models, ..config() };
-    Ok(Model::open_all(&config, &Cloud::default())?.remove(0))
+    serve_in(bundle, EngineChoice::Auto)
+}
+
+/// The same in an engine.
+pub(crate) fn serve_in(bundle: &Path, engine: EngineChoice) -> kivu::Result<Model> {
+    let config = Config { engine, ..config() };
+    Model::open(bundle, &config, &Cloud::default())
 }
 
 /// A bundle's graph on two threads.

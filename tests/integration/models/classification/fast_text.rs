@@ -11,11 +11,9 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
-use http_body_util::BodyExt;
 use kivu::{
     backend::{Engine, routing::Location},
-    cloud::Cloud,
-    config::{Config, EngineChoice, Limits, ModelConfig},
+    config::{EngineChoice, Limits},
     model::Model,
     pipeline::{Input, Task, classification::scores::ScoreFunction},
     repository::{Bundle, TaskSettings, manifest::Precision},
@@ -29,7 +27,8 @@ use tower::ServiceExt;
 
 use crate::{
     embedding::goldens::deadline,
-    models::{build_request, fixtures, request, runtime, serve},
+    messages::answer,
+    models::{build_request, fixtures, request, runtime, serve, serve_in},
 };
 
 /// Added by fastText to each probability before its logarithm, so that its own probabilities may exceed 1.
@@ -125,19 +124,7 @@ async fn scores_are_fast_texts_in_both_engines() {
         assert_eq!(bundle.manifest().name, name.split_once('.').unwrap().0);
         assert_eq!(bundle.manifest().weights.precision, Precision::Fp32);
         assert_eq!(bundle.manifest().task, Task::TextClassification);
-        let open = |engine| {
-            let models = vec![ModelConfig::from(bundle.path(""))];
-            Model::open_all(
-                &Config {
-                    models,
-                    engine,
-                    ..crate::models::config()
-                },
-                &Cloud::default(),
-            )
-            .unwrap()
-            .remove(0)
-        };
+        let open = |engine| serve_in(&bundle.path(""), engine).unwrap();
         let native = open(EngineChoice::Auto);
         assert_eq!(native.arithmetic.as_deref(), Some("fp32 (table)"));
         let tolerance = if is_softmax { EPSILON + 1e-6 } else { 2e-6 };
@@ -225,9 +212,7 @@ async fn post(app: Router, path: &str, kind: &str, body: String) -> (StatusCode,
         .body(Body::from(body))
         .unwrap();
     let response = app.oneshot(request).await.unwrap();
-    let status = response.status();
-    let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&bytes).unwrap())
+    answer(response).await
 }
 
 #[tokio::test]

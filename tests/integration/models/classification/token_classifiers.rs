@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use axum::{body::Body, http};
-use http_body_util::BodyExt;
 use kivu::{
     backend::Engine,
     config::Limits,
@@ -20,9 +18,11 @@ use kivu_http::{App, router};
 use kivu_jobs::{Job, JobInput, JobOutput, Parameters};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
-use crate::models::{build_request, fixtures, open, open_for, request, runtime, serve};
+use crate::{
+    messages::ask,
+    models::{build_request, fixtures, open, open_for, request, runtime, serve},
+};
 
 /// Score tolerance relative to `transformers` in fp32.
 const TOLERANCE: f64 = 1e-5;
@@ -47,14 +47,8 @@ pub(crate) async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value
 /// Like [`post`], with the body as a text.
 pub(crate) async fn post_text(model: &Model, path: &str, body: String) -> (u16, Value) {
     let app = router(App::new(vec![model.clone()], Limits::default()));
-    let request = http::Request::post(path).header("content-type", "application/json");
-    let response = app
-        .oneshot(request.body(Body::from(body)).unwrap())
-        .await
-        .unwrap();
-    let status = response.status().as_u16();
-    let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&bytes).unwrap())
+    let (status, answer) = ask(&app, path, body).await;
+    (status.as_u16(), answer)
 }
 
 /// Whether two outputs are equal except for the score tolerance.

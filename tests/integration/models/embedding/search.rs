@@ -23,14 +23,13 @@ use kivu_http::{App, router};
 use kivu_jobs::{Job, Parameters};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
 use crate::{
     copies::{copy, edit},
     embedding::goldens::{deadline, difference, pipeline, text},
     engines::native::recipe,
     jobs::{finished, job},
-    messages::{answer, post},
+    messages::ask,
     models::{build_request, fixtures, options, request, runtime, serve},
 };
 
@@ -577,7 +576,7 @@ async fn three_kinds_of_vectors_are_those_of_flag_embedding() {
 /// A fixture in fp32, over HTTP.
 async fn send(models: &[Model], path: &str, body: Value) -> (StatusCode, Value) {
     let app = router(App::new(models.to_vec(), Limits::default()));
-    answer(app.oneshot(post(path, body.to_string())).await.unwrap()).await
+    ask(&app, path, body).await
 }
 
 #[tokio::test]

@@ -10,9 +10,7 @@ use kivu::{
         native::{TableBackend, TableModel, WeightFiles},
         routing::Location,
     },
-    cloud::Cloud,
-    config::{Config, EngineChoice, ModelConfig},
-    model::Model,
+    config::EngineChoice,
     pipeline::embedding::similarity::cosine,
     repository::{Bundle, manifest::Precision},
     tokenizer::Encoding,
@@ -23,7 +21,7 @@ use crate::{
     copies::copy,
     embedding::goldens::{deadline, difference, pipeline, text},
     engines::encoders::{encoder_keeps_its_contract, encoding, run},
-    models::{build_request, fixtures, options, request, runtime, serve},
+    models::{build_request, fixtures, options, request, runtime, serve, serve_in},
 };
 
 const TOLERANCE: f32 = 2e-6;
@@ -62,19 +60,7 @@ async fn vectors_are_those_of_sentence_transformers_in_both_engines() {
                 return;
             };
             assert_eq!(bundle.manifest().engine, Engine::Native);
-            let open = |engine| {
-                let models = vec![ModelConfig::from(bundle.path(""))];
-                Model::open_all(
-                    &Config {
-                        models,
-                        engine,
-                        ..crate::models::config()
-                    },
-                    &Cloud::default(),
-                )
-                .unwrap()
-                .remove(0)
-            };
+            let open = |engine| serve_in(&bundle.path(""), engine).unwrap();
             let [native, onnx] = [EngineChoice::Auto, EngineChoice::Onnx].map(open);
             assert_eq!(native.arithmetic, Some(format!("{precision} (table)")));
             for case in goldens().iter().filter(|case| case.model == name) {

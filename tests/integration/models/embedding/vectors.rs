@@ -22,10 +22,9 @@ use kivu_http::{App, router};
 use kivu_jobs::{Ended, Job, JobInput, JobOutput, Parameters, Status};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
 use crate::{
-    messages::{answer, post},
+    messages::ask,
     models::{build_request, fixtures, open, request, runtime},
 };
 
@@ -141,16 +140,6 @@ fn pipeline(model: &Model) -> &EmbeddingPipeline {
         Pipeline::Embedding(pipeline) => pipeline,
         other => panic!("expected an embedding pipeline, but found {other:?}"),
     }
-}
-
-async fn ask(app: &Router, path: &str, body: Value) -> (StatusCode, Value) {
-    answer(
-        app.clone()
-            .oneshot(post(path, body.to_string()))
-            .await
-            .unwrap(),
-    )
-    .await
 }
 
 async fn found(app: &Router, path: &str, body: Value) -> Value {

@@ -3,15 +3,13 @@
 
 use std::{fs, path::Path};
 
-use axum::{body::Body, http::Request};
-use http_body_util::BodyExt;
 use kivu::{config::Limits, repository::manifest::Precision};
 use kivu_http::{App, router};
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
 use crate::{
     copies::copy,
+    messages::ask,
     models::{fixtures, open, runtime},
 };
 
@@ -40,15 +38,8 @@ async fn answer(
     let out = folder.path().join("out");
     fs::create_dir(&out).unwrap();
     let model = open(source, &out, Some(Precision::Fp32), runtime).unwrap();
-    let request = Request::post(path).header("content-type", "application/json");
-    let request = request.body(Body::from(body.to_string())).unwrap();
-    let response = router(App::new(vec![model], Limits::default()))
-        .oneshot(request)
-        .await
-        .unwrap();
-    let status = response.status();
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    let answer: Value = serde_json::from_slice(&body).unwrap();
+    let app = router(App::new(vec![model], Limits::default()));
+    let (status, answer) = ask(&app, path, body).await;
     assert_eq!(status, 200, "{answer}");
     Some(answer)
 }

@@ -16,9 +16,7 @@ use kivu::{
         native::{NativeBackend, NativeModel, WeightFiles},
         tensors::TensorEncoder,
     },
-    cloud::Cloud,
-    config::{Config, EngineChoice, ModelConfig},
-    model::Model,
+    config::EngineChoice,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::similarity::cosine},
     repository::{Bundle, manifest::Precision},
@@ -31,7 +29,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::{
     engines::encoders::{FirstOutput, encoder_keeps_its_contract, encoding, run},
-    models::{build_request, fixtures, request_without_floor, runtime},
+    models::{build_request, fixtures, request_without_floor, runtime, serve_in},
 };
 
 /// A fixture in int8, or in blocks if its name is followed by [`IN_BLOCKS`].
@@ -793,18 +791,7 @@ fn each_engine_can_be_chosen() {
     let Some(bundle) = build("tiny-bert", folder.path()) else {
         return;
     };
-    let open = |bundle: &Bundle, engine| {
-        let models = vec![ModelConfig::from(bundle.path(""))];
-        Model::open_all(
-            &Config {
-                models,
-                engine,
-                ..crate::models::config()
-            },
-            &Cloud::default(),
-        )
-        .map(|mut models| models.remove(0))
-    };
+    let open = |bundle: &Bundle, engine| serve_in(&bundle.path(""), engine);
     let arithmetic = |engine| open(&bundle, engine).unwrap().arithmetic.unwrap();
     assert!(arithmetic(EngineChoice::Auto).contains("native engine"));
     assert!(arithmetic(EngineChoice::Native).contains("native engine"));

@@ -7,12 +7,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    Router,
-    body::Body,
-    http::{Request as HttpRequest, StatusCode},
-};
-use http_body_util::BodyExt;
+use axum::http::StatusCode;
 use kivu::{
     backend::Deadline,
     config::Limits,
@@ -33,9 +28,9 @@ use kivu_compiler::Request;
 use kivu_http::{App, router};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tower::ServiceExt;
 
 use crate::{
+    messages::ask,
     models::{build_request, fixtures, request, runtime, serve},
     pipelines::{calls, compare_with_pipelines, options},
 };
@@ -396,15 +391,6 @@ fn manifests_of_older_versions_are_read() {
         .replace("[settings.seq2seq", "[translation");
     assert_ne!(older, unsealed);
     assert_eq!(Manifest::parse(&older).unwrap(), model.manifest);
-}
-
-async fn ask(app: &Router, path: &str, body: &Value) -> (StatusCode, Value) {
-    let request = HttpRequest::post(path).header("content-type", "application/json");
-    let request = request.body(Body::from(body.to_string())).unwrap();
-    let response = app.clone().oneshot(request).await.unwrap();
-    let status = response.status();
-    let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&bytes).unwrap())
 }
 
 #[tokio::test]

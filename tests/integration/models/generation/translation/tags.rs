@@ -3,11 +3,9 @@
 use std::{fs, path::Path};
 
 use axum::{
-    Router,
     body::Body,
     http::{Request, StatusCode},
 };
-use http_body_util::BodyExt;
 use kivu::{config::Limits, model::Model, pipeline::Task, repository::manifest::Precision};
 use kivu_http::{App, router};
 use serde_json::{Value, json};
@@ -15,6 +13,7 @@ use tower::ServiceExt;
 
 use crate::{
     classification::fast_text::identifying_model,
+    messages::{answer, ask},
     models::{build_request, fixtures, open_for, request, runtime},
 };
 
@@ -53,18 +52,6 @@ fn translator(folder: &Path) -> Option<Model> {
     )
     .unwrap();
     Some(crate::models::serve(&out).unwrap())
-}
-
-async fn send(app: &Router, request: Request<Body>) -> (StatusCode, Value) {
-    let response = app.clone().oneshot(request).await.unwrap();
-    let status = response.status();
-    let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&bytes).unwrap())
-}
-
-async fn ask(app: &Router, path: &str, body: Value) -> (StatusCode, Value) {
-    let request = Request::post(path).header("content-type", "application/json");
-    send(app, request.body(Body::from(body.to_string())).unwrap()).await
 }
 
 #[tokio::test]
@@ -151,11 +138,8 @@ async fn a_target_is_enough() {
     assert_eq!(found["translations"][0]["text"], german);
     assert_eq!(found["translations"][0]["detected_source_language"], "");
 
-    let (_, languages) = send(
-        &app,
-        Request::get("/languages").body(Body::empty()).unwrap(),
-    )
-    .await;
+    let request = Request::get("/languages").body(Body::empty()).unwrap();
+    let (_, languages) = answer(app.clone().oneshot(request).await.unwrap()).await;
     let english = languages
         .as_array()
         .unwrap()
