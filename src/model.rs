@@ -25,9 +25,10 @@ use bytes::Bytes;
 
 #[cfg(not(target_family = "wasm"))]
 pub use self::catalog::{Catalog, Entry, ModelLease, ModelState};
-use self::loaded::{Listed, Loaded, Placement, engine, load_natively};
+use self::loaded::{Listed, Loaded, Placement, Tokenizers, engine, load_natively};
 pub use self::{
     incoming::IncomingModel,
+    loaded::Local,
     pipeline::{EncoderPipeline, Pipeline},
     settings::{FleetSettings, ModelSettings},
 };
@@ -36,7 +37,11 @@ use kivu_base::{
     Error, Result,
     config::{Config, ModelConfig},
 };
-use kivu_core::{backend::MappedFiles, pipeline::Task};
+use kivu_core::{
+    backend::{Engine, MappedFiles},
+    pipeline::Task,
+};
+use kivu_text::Tokenizer;
 
 /// A model that serves requests, or runs in a program.
 ///
@@ -75,9 +80,34 @@ impl Model {
         Self::from_bundle(Bundle::in_memory(manifest, files.collect())?)
     }
 
+    /// A model without files: a manifest's, with this tokenizer and backend.
+    pub fn from_parts(manifest: &str, tokenizer: Arc<Tokenizer>, local: Local) -> Result<Self> {
+        let bundle = Bundle::in_memory(manifest, BTreeMap::new())?;
+        let (route, label_encoder) = local.route(None, bundle.manifest(), Engine::Onnx);
+        let loaded = Loaded {
+            tokenizers: Tokenizers {
+                target: Arc::clone(&tokenizer),
+                source: tokenizer,
+                shortlist: None,
+                ranges: None,
+                query_weights: None,
+                labels: None,
+            },
+            route,
+            label_encoder,
+            arithmetic: None,
+            files: None,
+        };
+        Self::of_bundle(bundle, &Config::default(), loaded)
+    }
+
     fn from_bundle(bundle: Bundle) -> Result<Self> {
         let config = Config::default();
         let loaded = load_natively(&bundle, &config)?;
+        Self::of_bundle(bundle, &config, loaded)
+    }
+
+    fn of_bundle(bundle: Bundle, config: &Config, loaded: Loaded) -> Result<Self> {
         let manifest = bundle.manifest().clone();
         let placement = Placement::local(&manifest);
         let listed = Listed {
@@ -86,7 +116,7 @@ impl Model {
             bundle,
             config: ModelConfig::default(),
         };
-        Self::new(&listed, &config, &placement, loaded)
+        Self::new(&listed, config, &placement, loaded)
     }
 
     /// Error for a model that is used for another task.

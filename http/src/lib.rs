@@ -7,8 +7,8 @@ mod fields;
 mod page;
 #[doc(hidden)]
 pub mod routes;
-#[doc(hidden)]
-pub mod scripted;
+#[cfg(test)]
+mod scripted;
 #[doc(hidden)]
 pub mod service;
 mod tasks;

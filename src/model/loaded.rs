@@ -109,6 +109,7 @@ pub struct Tokenizers {
 pub enum Local {
     /// With the encoder for labels, if there is one.
     Encoder(Arc<dyn EncoderBackend>, Option<Arc<dyn EncoderBackend>>),
+    /// A model that generates texts.
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
 }
 

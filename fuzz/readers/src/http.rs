@@ -13,23 +13,12 @@ use kivu::{
     cloud::Cloud,
     config::{AuthConfig, Limits},
 };
-use kivu_http::scripted::models;
 use kivu_http::{
     App, BindScope, Guard, router, routes,
     service::route::{Route, RouteMethod},
 };
 
-const TOKENIZER: &[u8] = include_bytes!("../../../tests/fixtures/models/tiny-bert/tokenizer.json");
-
-/// The models for all tasks.
-const MODELS: [&str; 6] = [
-    "embedding",
-    "classification",
-    "token-classification",
-    "zero-shot",
-    "ranking",
-    "translation",
-];
+use crate::models::{MODELS, models};
 
 /// A line with a path, and a body.
 pub fn request(bytes: &[u8]) {
@@ -83,7 +72,7 @@ fn arn_path(route: &Route, model: &str) -> String {
 fn paths() -> &'static [String] {
     static PATHS: OnceLock<Vec<String>> = OnceLock::new();
     let of_models = |route: &Route| {
-        MODELS.map(|model| {
+        MODELS.map(|[model, ..]| {
             arn_path(route, model)
                 .replace("{model}", model)
                 .replace("{version}", "1")
@@ -157,11 +146,8 @@ fn send(request: Request<Body>) {
         requests: 4,
         ..Limits::default()
     };
-    let router = ROUTER.get_or_init(|| {
-        models(TOKENIZER)
-            .ok()
-            .map(|models| router(App::new(models, limits)))
-    });
+    let router =
+        ROUTER.get_or_init(|| models().ok().map(|models| router(App::new(models, limits))));
     let Some(mut router) = router.clone() else {
         return;
     };

@@ -13,6 +13,7 @@ mod fleet;
 mod http;
 mod jobs;
 mod library;
+mod models;
 
 use std::{env, sync::LazyLock};
 

@@ -506,12 +506,12 @@ mod tests {
 
     use crate::{
         App, router,
-        scripted::{TOKENIZER, ask, models},
+        scripted::{ask, models},
     };
 
     #[tokio::test]
     async fn mistrals_clients_get_what_they_require() {
-        let mut router = router(App::new(models(TOKENIZER).unwrap(), Default::default()));
+        let mut router = router(App::new(models().unwrap(), Default::default()));
         for (agent, has_id) in [
             ("mistral-client-python/2.0", true),
             ("speakeasy-sdk/typescript 1.0 @mistralai/mistralai", true),
@@ -597,7 +597,7 @@ mod tests {
     /// Clients that do not encode a name's slash, and API Gateway, which decodes it.
     #[tokio::test]
     async fn names_have_a_slash_of_their_own() {
-        let mut models = models(TOKENIZER).unwrap();
+        let mut models = models().unwrap();
         models[0].manifest.aliases = vec!["org/name".to_owned()];
         let mut router = router(App::new(models, Default::default()));
         for (request, body, status) in [

@@ -69,7 +69,7 @@ mod tests {
             .uri(target)
             .header("content-type", "application/json")
             .body(Body::from(body));
-        let models = scripted::models(scripted::TOKENIZER).unwrap();
+        let models = scripted::models().unwrap();
         let mut router = router(App::new(models, Limits::default()));
         let response = router.call(request.unwrap()).await.unwrap();
         let status = response.status();

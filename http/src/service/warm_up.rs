@@ -56,11 +56,11 @@ pub async fn warm_up(catalog: &Arc<Catalog>, limits: &Limits) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripted::{TOKENIZER, models};
+    use crate::scripted::models;
 
     #[tokio::test]
     async fn every_task_has_an_example_that_its_models_answer() {
-        let catalog = Arc::new(Catalog::of_models(models(TOKENIZER).unwrap()));
+        let catalog = Arc::new(Catalog::of_models(models().unwrap()));
         warm_up(&catalog, &Limits::default()).await.unwrap();
         let none = Limits {
             body_bytes: 1,

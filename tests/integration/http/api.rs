@@ -825,7 +825,7 @@ async fn choices_of_another_type_are_named_in_every_dialect() {
 #[tokio::test]
 async fn tokens_include_the_default_prompt_of_every_task() {
     for task in [Task::FeatureExtraction, Task::TextRanking] {
-        let model = model_with(task, Some("query".into()));
+        let model = model_with(task, Some("query"));
         let app = router(App::new(vec![model], Limits::default()));
         let request = post(
             "/tokenize",

@@ -10,7 +10,7 @@ use std::{
 use kivu::{
     cloud::Cloud,
     config::{Config, EngineChoice},
-    model::{Model, ModelSettings},
+    model::Model,
     onnx::{OnnxBackend, Runtime, library},
     pipeline::{Task, embedding::EmbeddingOptions},
     repository::{Bundle, manifest::Precision},
@@ -148,18 +148,6 @@ pub(crate) fn open_for(
     request.name = Some(format!("{task}-{name}"));
     build_request(&request, runtime)?;
     serve(&out)
-}
-
-/// A scripted model's settings.
-pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
-    ModelSettings {
-        max_tokens,
-        truncate: true,
-        engine: None,
-        runtime: None,
-        fleet: None,
-        redact_key: None,
-    }
 }
 
 /// Options of a request that names none.

@@ -394,7 +394,7 @@ mod tests {
     use super::with_encoded_name;
     use crate::{
         App, router,
-        scripted::{TOKENIZER, ask, models},
+        scripted::{ask, models},
     };
 
     #[tokio::test]
@@ -422,7 +422,7 @@ mod tests {
 
     #[tokio::test]
     async fn names_have_a_slash_of_their_own() {
-        let mut models = models(TOKENIZER).unwrap();
+        let mut models = models().unwrap();
         models[0].manifest.aliases = vec!["org/name".to_owned()];
         let mut router = router(App::new(models, Default::default()));
         let tensor = json!({ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"] });

@@ -147,12 +147,12 @@ fn find<'a>(models: &'a [Arc<Entry>], name: &str) -> Option<(&'a Arc<Entry>, Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripted::{TOKENIZER, models};
+    use crate::scripted::models;
     use kivu::config::Limits;
 
     #[tokio::test]
     async fn a_restriction_holds_wherever_a_request_runs() {
-        let app = Arc::new(App::new(models(TOKENIZER).unwrap(), Limits::default()));
+        let app = Arc::new(App::new(models().unwrap(), Limits::default()));
         let only = AllowedModels::of_key(vec!["ranking".to_owned()]);
         let models = CallerModels::new(&app, only);
         let work = async move {
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_request_that_was_not_admitted_has_no_models() {
-        let app = App::new(models(TOKENIZER).unwrap(), Limits::default());
+        let app = App::new(models().unwrap(), Limits::default());
         let error = CallerModels::of_request(&app, &Extensions::new()).unwrap_err();
         insta::assert_snapshot!(error, @"no access to models: the request's credentials were not checked");
     }

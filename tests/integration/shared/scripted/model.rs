@@ -4,25 +4,15 @@ use std::sync::Arc;
 
 use kivu::{
     Error,
-    backend::{Engine, Signature, TensorSpec, scripted::ScriptedBackend, tensors::TensorEncoder},
-    model::{Model, Pipeline},
-    pipeline::{
-        Task,
-        classification::ranking::RankingPipeline,
-        embedding::{
-            DenseSettings, EmbeddingPipeline, EmbeddingSettings, pooling::Pooling,
-            similarity::Similarity,
-        },
-    },
-    repository::{
-        Manifest, TaskSettings,
-        manifest::{Origin, Precision, TensorNames, Weights},
-    },
-    tensor::{ElementType, Elements, Tensor},
+    backend::{scripted::ScriptedBackend, tensors::TensorEncoder},
+    model::{Local, Model},
+    pipeline::Task,
+    repository::Manifest,
+    tensor::{Elements, Tensor},
     tokenizer::{SpecialTokens, Tokenizer},
 };
 
-use crate::models::{self, fixtures};
+use crate::models::fixtures;
 
 /// Words on whose ids the scripted model fails or panics.
 pub(crate) const FAILS: &str = "fish";
@@ -38,19 +28,36 @@ pub(crate) fn scripted_model_of(task: Task) -> Model {
 }
 
 /// The same model for a task and with a default prompt.
-pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
+pub(crate) fn model_with(task: Task, default_prompt: Option<&str>) -> Model {
     let [fails_on, panics_on] = [FAILS, PANICS].map(last_id);
-    let signature = Signature {
-        inputs: ["input_ids", "attention_mask", "token_type_ids"]
-            .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
-            .into(),
-        outputs: vec![TensorSpec::new(
-            "last_hidden_state",
-            ElementType::Fp32,
-            [-1, -1, 2],
-        )],
-    };
-    let backend = ScriptedBackend::new(signature.clone(), move |inputs| {
+    let default_prompt = default_prompt.map(|name| format!("default_prompt = {name:?}"));
+    let manifest = format!(
+        r#"format = 2
+        name = "tiny"
+        task = "{task}"
+        graph = "model.onnx"
+        files = []
+        source = {{ architecture = "BertModel", from = "tiny", sha256 = "" }}
+        weights = {{ precision = "fp32", plan = "none" }}
+        [settings.embedding]
+        output = "last_hidden_state"
+        pooling = "mean"
+        normalize = true
+        dimensions = 2
+        max_tokens = 12
+        prompts = {{ query = "cat " }}
+        {}
+        [signature]
+        inputs = [
+            {{ name = "input_ids", element_type = "INT64", shape = [-1, -1] }},
+            {{ name = "attention_mask", element_type = "INT64", shape = [-1, -1] }},
+            {{ name = "token_type_ids", element_type = "INT64", shape = [-1, -1] }},
+        ]
+        outputs = [{{ name = "last_hidden_state", element_type = "FP32", shape = [-1, -1, 2] }}]"#,
+        default_prompt.unwrap_or_default()
+    );
+    let signature = Manifest::parse(&manifest).unwrap().signature;
+    let backend = ScriptedBackend::new(signature, move |inputs| {
         let Elements::Int64(ids) = inputs[0].elements() else {
             unreachable!("the signature says INT64")
         };
@@ -67,65 +74,8 @@ pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
             Elements::Fp32(vectors),
         )?])
     });
-    let settings = EmbeddingSettings {
-        dense: Some(DenseSettings {
-            output: "last_hidden_state".into(),
-            pooling: Pooling::Mean,
-            normalize: true,
-            dimensions: 2,
-            similarity: Similarity::Cosine,
-        }),
-        sparse: None,
-        multi_vector: None,
-        max_tokens: 12,
-        default_prompt,
-        prompts: [("query".to_owned(), "cat ".to_owned())].into(),
-        unpooled: None,
-        tasks: Vec::new(),
-        default_task: None,
-        placeholders: Vec::new(),
-    };
-    let backend = TensorEncoder::shared(backend).unwrap();
-    let pipeline =
-        EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
-    Model {
-        max_input_memory: None,
-        settings: models::settings(12),
-        name: "tiny".into(),
-        digest: "d".repeat(64),
-        arithmetic: None,
-        manifest: Manifest {
-            format: Manifest::FORMAT,
-            name: "tiny".into(),
-            aliases: Vec::new(),
-            allowed: Vec::new(),
-            vectors: None,
-            task,
-            graph: "model.onnx".into(),
-            engine: Engine::default(),
-            source: Origin {
-                architecture: "BertModel".into(),
-                from: "tiny".into(),
-                sha256: String::new(),
-            },
-            weights: Weights {
-                precision: Precision::Fp32,
-                plan: "none".into(),
-                quality: None,
-                other_vectors: [].into(),
-            },
-            settings: TaskSettings::Embedding(settings),
-            tensors: TensorNames::default(),
-            warnings: Vec::new(),
-            signature,
-            files: Vec::new(),
-        },
-        pipeline: match task {
-            Task::TextRanking => Pipeline::Ranking(RankingPipeline::Embedding(pipeline)),
-            _ => Pipeline::Embedding(pipeline),
-        },
-        files: None,
-    }
+    let local = Local::Encoder(TensorEncoder::shared(backend).unwrap(), None);
+    Model::from_parts(&manifest, Arc::new(tokenizer()), local).unwrap()
 }
 
 fn tokenizer() -> Tokenizer {

@@ -7,24 +7,11 @@ use axum::{
     body::Body,
     http::{Request, Response, StatusCode},
 };
-use http_body_util::BodyExt;
 use kivu::{
-    backend::{Engine, Signature, TensorSpec, seq2seq::Seq2SeqBackend},
+    backend::scripted::ScriptedSeq2Seq,
     config::Limits,
-    model::{Model, Pipeline},
-    pipeline::{
-        Task,
-        generation::{GenerationOptions, GenerationSettings},
-        seq2seq::{
-            Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings, TargetToken,
-            TokenSide,
-        },
-    },
-    repository::{
-        Manifest, TaskSettings,
-        manifest::{Origin, Precision, TensorNames, Weights},
-    },
-    tensor::ElementType,
+    model::{Local, Model},
+    repository::manifest::Precision,
     tokenizer::Tokenizer,
 };
 use kivu_http::{App, router};
@@ -33,9 +20,9 @@ use tower::ServiceExt;
 
 use crate::{
     classification::fast_text::identifying_model,
+    messages::{self, answer},
     models::{fixtures, open, runtime},
 };
-use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const START: i64 = 2;
 const END: i64 = 2;
@@ -49,50 +36,6 @@ fn tokenizer() -> Arc<Tokenizer> {
 
 fn token(tokenizer: &Tokenizer, text: &str) -> i64 {
     i64::from(tokenizer.ids(text).unwrap()[0])
-}
-
-fn settings(codes: &[&str]) -> Seq2SeqSettings {
-    let tokenizer = tokenizer();
-    let codes = codes
-        .iter()
-        .map(|code| ((*code).to_owned(), token(&tokenizer, code)))
-        .collect();
-    let signature = Signature {
-        inputs: vec![TensorSpec::new("input_ids", ElementType::Int64, [-1, 1])],
-        outputs: vec![TensorSpec::new(
-            "logits",
-            ElementType::Fp32,
-            [-1, VOCABULARY as i64],
-        )],
-    };
-    Seq2SeqSettings {
-        max_tokens: 24,
-        max_positions: 64,
-        prefix: String::new(),
-        source_end_token_id: None,
-        unknown_tokens: None,
-        target_tokenizer: None,
-        shortlist: None,
-        decoder: Decoder {
-            graph: "decoder.onnx".into(),
-            signature,
-        },
-        languages: Languages::Tokens {
-            codes,
-            side: TokenSide::Before,
-            target: TargetToken::First,
-        },
-        generation: GenerationSettings {
-            decoder_start_token_id: START,
-            eos_token_ids: vec![END],
-            pad_token_id: 1,
-            length_factor: None,
-            defaults: GenerationOptions {
-                max_length: Some(40),
-                ..GenerationOptions::default()
-            },
-        },
-    }
 }
 
 /// A model that repeats its source: the same tokens after the language token.
@@ -116,50 +59,39 @@ fn model(name: &str, codes: &[&str]) -> Model {
         }
         scores
     });
-    let settings = settings(codes);
-    let sequences: Arc<dyn Seq2SeqBackend> = Arc::new(sequences);
-    let parts = Seq2SeqParts {
-        target: Arc::clone(&tokenizer),
-        tokenizer,
-        shortlist: None,
-        route: sequences.into(),
-    };
-    let pipeline = Seq2SeqPipeline::new(parts, settings.clone()).unwrap();
-    Model {
-        max_input_memory: None,
-        settings: crate::models::settings(settings.max_tokens),
-        name: name.into(),
-        digest: "d".repeat(64),
-        arithmetic: None,
-        manifest: Manifest {
-            format: Manifest::FORMAT,
-            name: name.into(),
-            aliases: Vec::new(),
-            allowed: Vec::new(),
-            vectors: None,
-            task: Task::Translation,
-            graph: "encoder.onnx".into(),
-            engine: Engine::default(),
-            source: Origin {
-                architecture: "M2M100".into(),
-                from: "tiny".into(),
-                sha256: String::new(),
-            },
-            weights: Weights {
-                precision: Precision::Fp32,
-                plan: "none".into(),
-                quality: None,
-                other_vectors: [].into(),
-            },
-            settings: TaskSettings::Seq2Seq(Box::new(settings)),
-            tensors: TensorNames::default(),
-            warnings: Vec::new(),
-            signature: Signature::default(),
-            files: Vec::new(),
-        },
-        pipeline: Pipeline::Translation(pipeline),
-        files: None,
-    }
+    let codes: Vec<_> = codes
+        .iter()
+        .map(|code| format!("{code} = {}", token(&tokenizer, code)))
+        .collect();
+    let manifest = format!(
+        r#"format = 2
+        name = {name:?}
+        task = "translation"
+        graph = "encoder.onnx"
+        files = []
+        source = {{ architecture = "M2M100", from = "tiny", sha256 = "" }}
+        weights = {{ precision = "fp32", plan = "none" }}
+        signature = {{ inputs = [], outputs = [] }}
+        [settings.seq2seq]
+        max_tokens = 24
+        max_positions = 64
+        [settings.seq2seq.decoder]
+        graph = "decoder.onnx"
+        [settings.seq2seq.decoder.signature]
+        inputs = [{{ name = "input_ids", element_type = "INT64", shape = [-1, 1] }}]
+        outputs = [{{ name = "logits", element_type = "FP32", shape = [-1, {VOCABULARY}] }}]
+        [settings.seq2seq.languages]
+        kind = "tokens"
+        codes = {{ {} }}
+        side = "before"
+        [settings.seq2seq.generation]
+        decoder_start_token_id = {START}
+        eos_token_ids = [{END}]
+        pad_token_id = 1
+        defaults = {{ max_length = 40 }}"#,
+        codes.join(", ")
+    );
+    Model::from_parts(&manifest, tokenizer, Local::Seq2Seq(Arc::new(sequences))).unwrap()
 }
 
 fn app_with(limits: Limits) -> Router {
@@ -179,19 +111,8 @@ fn limits() -> Limits {
     }
 }
 
-async fn answer(response: Response<Body>) -> (StatusCode, Value) {
-    let status = response.status();
-    let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (
-        status,
-        serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))),
-    )
-}
-
 async fn ask_with(limits: Limits, path: &str, body: &Value) -> (StatusCode, Value) {
-    let request = Request::post(path).header("content-type", "application/json");
-    let request = request.body(Body::from(body.to_string())).unwrap();
-    answer(app_with(limits).oneshot(request).await.unwrap()).await
+    messages::ask(&app_with(limits), path, body).await
 }
 
 async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
@@ -207,9 +128,7 @@ async fn ids_of_targets_are_decoded() {
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
     let app = router(App::new(vec![model], limits()));
     let body = json!({ "ids": [17, 121, 120, 62, 45, 175, 83, 67] });
-    let request = Request::post("/decode").header("content-type", "application/json");
-    let request = request.body(Body::from(body.to_string())).unwrap();
-    let (_, found) = answer(app.oneshot(request).await.unwrap()).await;
+    let (_, found) = messages::ask(&app, "/decode", body).await;
     assert_eq!(found, json!(["A \u{212a}icco垫pel"]));
 }
 
@@ -226,11 +145,7 @@ async fn languages_that_requests_do_not_name_are_identified() {
         identifying,
     ];
     let app = router(App::new(models, limits()));
-    let ask = async |path: &str, body: Value| {
-        let request = Request::post(path).header("content-type", "application/json");
-        let request = request.body(Body::from(body.to_string())).unwrap();
-        answer(app.clone().oneshot(request).await.unwrap()).await
-    };
+    let ask = async |path: &str, body: Value| messages::ask(&app, path, body).await;
     let texts = json!(["O gato.", "The keys.", " "]);
     let (status, found) = ask(
         "/translate",
@@ -327,19 +242,17 @@ async fn languages_that_requests_do_not_name_are_identified() {
     }
 }
 
-/// A refused request's status and message.
 #[tokio::test]
 async fn the_only_language_that_models_translate_from_needs_no_identification() {
     let app = router(App::new(vec![model("one", &["eng_Latn"])], limits()));
     let body = json!({ "q": ["cat", " "], "source": "auto", "target": "en" });
-    let request = Request::post("/translate").header("content-type", "application/json");
-    let request = request.body(Body::from(body.to_string())).unwrap();
-    let (status, found) = answer(app.oneshot(request).await.unwrap()).await;
+    let (status, found) = messages::ask(&app, "/translate", body).await;
     assert_eq!(status, StatusCode::OK, "{found}");
     let english = json!({ "confidence": 0.0, "language": "en" });
     assert_eq!(found["detectedLanguage"], json!([english, english]));
 }
 
+/// A refused request's status and message.
 async fn refusal(path: &str, body: Value) -> String {
     let (status, body) = ask(path, &body).await;
     format!(
