@@ -264,10 +264,10 @@ fn writes_answers(input: &str) -> Option<bool> {
         .map(|(_, is_written)| *is_written)
 }
 
-/// A caller's name as models have it: a function of Redshift without its schema.
+/// A caller's name as models have it: a warehouse's function without its schema.
 fn own_name<'a>(kind: &str, name: &'a str) -> &'a str {
     match kind {
-        "redshift" => name.rsplit('.').next().unwrap_or_default(),
+        "redshift" | "snowflake" => name.rsplit('.').next().unwrap_or_default(),
         _ => name,
     }
 }
@@ -417,8 +417,10 @@ mod tests {
     }
 
     #[test]
-    fn only_functions_of_redshift_have_a_schema() {
-        assert_eq!(own_name("redshift", "public.minilm"), "minilm");
+    fn only_functions_of_warehouses_have_a_schema() {
+        for kind in ["redshift", "snowflake"] {
+            assert_eq!(own_name(kind, "public.minilm"), "minilm");
+        }
         assert_eq!(own_name("kinesis", "bge-small-v1.5"), "bge-small-v1.5");
     }
 
