@@ -59,8 +59,8 @@ pub struct Built {
     pub other_tasks: Vec<Task>,
 }
 
-/// Writes a plan's bundle, in the scratch folder. Unless a precision was requested, an encoder whose quality in int8 is below the floor is written
-/// in the next better precision that reaches it: with block quantization, or in fp32.
+/// Writes a plan's bundle in the scratch folder. Unless a precision was requested, an encoder whose quality in int8 is below
+/// the floor is written in the next better precision that reaches it: with block quantization, or in fp32.
 pub fn write(build: Build<'_>) -> Result<Built> {
     let plan = build.plan;
     let mut model = Model::read(build)?;
