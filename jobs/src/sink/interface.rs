@@ -107,15 +107,6 @@ impl SinkSettings {
             metadata: metadata.to_vec(),
         })
     }
-
-    /// All columns that are read: the id's first.
-    pub fn columns(&self) -> Vec<String> {
-        [&self.id]
-            .into_iter()
-            .chain(&self.metadata)
-            .cloned()
-            .collect()
-    }
 }
 
 impl fmt::Display for SinkSettings {

@@ -33,8 +33,9 @@ struct Waiting {
 /// Writes rows to a sink.
 pub struct SinkWriter {
     sink: Box<dyn Sink>,
-    fields: Fields,
+    id: Fields,
     id_column: String,
+    metadata: Fields,
     dimensions: usize,
     /// The keys of all ids so far.
     ids: Ids,
@@ -47,27 +48,20 @@ pub struct SinkWriter {
 impl SinkWriter {
     /// Connects to the sink, and checks that the file's columns and the model's vectors fit.
     pub fn connect(settings: &SinkSettings, dimensions: usize, head: &Head) -> Result<Self> {
-        let fields = Fields::new(head, settings.columns())?;
-        Ok(Self::new(
-            settings.url.connect(settings, dimensions)?,
-            fields,
-            &settings.id,
-            dimensions,
-        ))
-    }
-
-    fn new(sink: Box<dyn Sink>, fields: Fields, id_column: &str, dimensions: usize) -> Self {
-        Self {
-            sink,
-            fields,
-            id_column: id_column.to_owned(),
+        let id = Fields::new(head, vec![settings.id.clone()])?;
+        let metadata = Fields::new(head, settings.metadata.clone())?;
+        Ok(Self {
+            sink: settings.url.connect(settings, dimensions)?,
+            id,
+            id_column: settings.id.clone(),
+            metadata,
             dimensions,
             ids: Ids::default(),
             chunks: Vec::new(),
             records: Vec::new(),
             bytes: 0,
             rows: 0,
-        }
+        })
     }
 
     /// Reads the ids in rows that are done, which no other row may have.
@@ -172,15 +166,15 @@ impl SinkWriter {
 
     /// A row's id, which no earlier row has, and its metadata.
     fn values(&mut self, rows: &Rows, row: usize) -> Result<(String, Vec<Value>), RowError> {
-        let mut values = self.fields.values(rows, row)?.into_iter();
-        let id = record::id(&values.next().unwrap_or_default(), &self.id_column)?;
+        let id = self.id.values(rows, row)?.pop().unwrap_or_default();
+        let id = record::id(&id, &self.id_column)?;
         if !self.ids.add(&self.sink.key(&id)) {
             let column = &self.id_column;
             return Err(refusal(format!(
                 "the id in `{column}` is also that of an earlier row"
             )));
         }
-        Ok((id, values.collect()))
+        Ok((id, self.metadata.values(rows, row)?))
     }
 }
 
@@ -200,11 +194,13 @@ pub fn value_bytes(value: &Value, scalar: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use std::{
+        fmt,
         io::Cursor,
         sync::{Arc, Mutex},
     };
 
     use super::*;
+    use crate::sink::SinkUrl;
     use crate::{
         output::answer::{Cell, ErrorKind},
         rows::JsonLinesReader,
@@ -214,6 +210,22 @@ mod tests {
     /// Keeps ids per batch, and refuses some.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<Vec<String>>>>);
+
+    impl fmt::Display for Kept {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("kept")
+        }
+    }
+
+    impl SinkUrl for Kept {
+        fn taken<'a>(&'a self, _: &'a str) -> Vec<&'a str> {
+            Vec::new()
+        }
+
+        fn connect(&self, _: &SinkSettings, _: usize) -> Result<Box<dyn Sink>> {
+            Ok(Box::new(self.clone()))
+        }
+    }
 
     impl Sink for Kept {
         fn key(&self, id: &str) -> String {
@@ -245,8 +257,12 @@ mod tests {
     }
 
     fn writer(kept: &Kept) -> SinkWriter {
-        let fields = Fields::new(&Head::JsonLines, vec!["id".to_owned()]).unwrap();
-        SinkWriter::new(Box::new(kept.clone()), fields, "id", 1)
+        let settings = SinkSettings {
+            url: Arc::new(kept.clone()),
+            id: "id".to_owned(),
+            metadata: vec!["note".to_owned()],
+        };
+        SinkWriter::connect(&settings, 1, &Head::JsonLines).unwrap()
     }
 
     fn lines(ids: &[&str]) -> Vec<Vec<u8>> {
@@ -330,6 +346,17 @@ mod tests {
         assert_eq!(sent.iter().map(failed).collect::<Vec<_>>(), [5, 3]);
         assert!(writer.flush().unwrap().is_empty());
         assert_eq!(kept.0.lock().unwrap().len(), 1, "an empty batch was sent");
+    }
+
+    #[test]
+    fn an_id_counts_whatever_is_wrong_with_its_row() {
+        let (kept, mut rows) = (Kept::default(), lines(&["1", "1"]));
+        rows[0].splice(1..1, *b"\"note\": 1e400, ");
+        let mut writer = writer(&kept);
+        writer.add(Rows::Lines(rows), answers(vec![vector(), vector()]));
+        let sent = writer.flush().unwrap();
+        assert!(sent[0].answers.results.iter().all(Result::is_err));
+        assert!(kept.0.lock().unwrap().is_empty());
     }
 
     #[test]
