@@ -64,7 +64,7 @@ impl KeepAlive {
 impl<'de> Deserialize<'de> for KeepAlive {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "seconds or a duration such as `5m`")]
+        #[serde(untagged, expecting = "expected seconds or a duration such as `5m`")]
         enum Given {
             Seconds(f64),
             Text(String),
@@ -126,6 +126,10 @@ mod tests {
                 wrong == json!("5"),
                 "{wrong}"
             );
+            if let Err(error) = from_value::<KeepAlive>(wrong) {
+                let expected = "expected seconds or a duration such as `5m`";
+                assert_eq!(error.to_string(), expected);
+            }
         }
     }
 }
