@@ -387,6 +387,9 @@ pub struct PassagesRequest {
     /// Texts, or objects with a `text`.
     #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
     passages: Content,
+    /// Number of passages to return, as LiteLLM sends it; the default is all.
+    #[schemars(range(min = 1))]
+    top_k: Option<usize>,
     /// What happens to texts beyond the model's limit: `NONE` rejects them, `END` truncates them.
     truncate: Option<BooleanOrTruncate>,
 }
@@ -414,6 +417,7 @@ struct RankedPassage {
 /// Rank passages by a query, as NVIDIA does
 pub async fn nvidia(JsonRequest(context, body): JsonRequest<PassagesRequest>) -> ApiResult {
     let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
+    inputs::above_zero("top_k", body.top_k)?;
     let candidates = Candidates {
         query: document(&"query", body.query, &context.texts)?,
         texts: documents("passages", body.passages, &context.texts)?,
@@ -429,6 +433,7 @@ pub async fn nvidia(JsonRequest(context, body): JsonRequest<PassagesRequest>) ->
         ..RankingParameters::default()
     };
     let mut ranked = rank(&context, &pipeline, candidates, parameters).await?;
+    ranked.order.truncate(body.top_k.unwrap_or(usize::MAX));
     let passage = |(index, logit, _)| RankedPassage { index, logit };
     let answer = PassagesResponse {
         rankings: ranked.best().map(passage).collect(),
@@ -560,6 +565,8 @@ mod tests {
             json!({ "passages": "dog" }),
             json!({ "documents": ["dog"] }),
             json!({ "top_n": 1 }),
+            json!({ "top_k": 1 }),
+            json!({ "top_k": 0 }),
         ] {
             let mut body = json!({ "query": { "text": "cat" }, "passages": [{ "text": "dog" }, { "text": "fish" }] });
             body.as_object_mut()
@@ -579,7 +586,9 @@ mod tests {
         {"passages":["dog",""]} 422 Unprocessable Entity "expected a text in `passages[1]`, but found an empty one"
         {"passages":"dog"} 422 Unprocessable Entity "expected `passages` to be a list of texts, but found a string"
         {"documents":["dog"]} 422 Unprocessable Entity "`documents` is not supported: use `passages`"
-        {"top_n":1} 422 Unprocessable Entity "`top_n: 1` is not supported: this route does not read it; leave it out"
+        {"top_n":1} 422 Unprocessable Entity "`top_n: 1` is not supported: use `top_k`"
+        {"top_k":1} 200 OK [{"index":0,"logit":1.0}]
+        {"top_k":0} 422 Unprocessable Entity "expected `top_k` above 0, but found 0"
         "#);
     }
 }
