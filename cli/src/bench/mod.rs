@@ -6,7 +6,7 @@ mod timing;
 mod workload;
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -145,7 +145,7 @@ pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    arguments.json.as_deref().map_or(Ok(()), require_writable)?;
+    arguments.json.as_deref().map_or(Ok(()), require_place)?;
     let options = arguments.build.options(&config);
     config.engine = options.engine;
     let config = &config;
@@ -203,16 +203,15 @@ fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a file that cannot be written, before anything is measured. A pipe is not opened: its reader would see its end.
-fn require_writable(path: &Path) -> Result<()> {
+/// Refuses a folder, and a file without one, before anything is measured.
+fn require_place(path: &Path) -> Result<()> {
     require_local(path)?;
-    let is_new = !path.exists();
-    if is_new || path.is_file() || path.is_dir() {
-        let opened = File::options().append(true).create(true).open(path);
-        opened.map_err(Error::cannot("write", path.display()))?;
-    }
-    if is_new {
-        let _ = fs::remove_file(path);
+    let folder = path.parent().filter(|folder| *folder != "");
+    if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+        return Err(Error::config(format!(
+            "cannot write `{}`: expected a file in a folder that exists",
+            path.display()
+        )));
     }
     Ok(())
 }
@@ -401,18 +400,16 @@ mod tests {
     #[test]
     fn files_that_cannot_be_written_are_refused_first() {
         let folder = tempfile::tempdir().unwrap();
-        let [new, old] = ["new.json", "old.json"].map(|name| folder.path().join(name));
-        fs::write(&old, "{}").unwrap();
-        require_writable(&new).unwrap();
-        require_writable(&old).unwrap();
-        assert!(!new.exists());
-        assert_eq!(fs::read(&old).unwrap(), b"{}");
+        for path in [Path::new("new.json"), &folder.path().join("new.json")] {
+            require_place(path).unwrap();
+        }
         for place in [
             folder.path().join("none/new.json"),
             folder.path().to_owned(),
         ] {
-            let error = require_writable(&place).unwrap_err().to_string();
-            assert_eq!(error, format!("cannot write `{}`", place.display()));
+            let error = require_place(&place).unwrap_err().to_string();
+            let expected = "expected a file in a folder that exists";
+            assert!(error.ends_with(expected), "{error}");
         }
     }
 }

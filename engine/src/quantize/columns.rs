@@ -256,7 +256,7 @@ impl Expected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantize::{numbers, rounding::Permitted};
+    use crate::quantize::{rounding::Permitted, tests::numbers};
 
     const INPUTS: usize = 32;
 

@@ -193,7 +193,7 @@ fn quantize_block(block: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{panels::Panels, quantize::numbers};
+    use crate::{panels::Panels, quantize::tests::numbers};
 
     const INPUTS: usize = 64;
     const OUTPUTS: usize = 16;

@@ -110,14 +110,13 @@ pub fn panels_in_fp32(rows: &[f32], inputs: usize) -> Vec<f32> {
 }
 
 #[cfg(test)]
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
+
+    pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
+    }
 
     #[test]
     fn values_are_rounded_to_half_a_step_of_their_row() {

@@ -427,7 +427,7 @@ fn limit_sums(integers: &mut [f32], weights: &[f32], steps: &[f32], max_sum: f32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantize::numbers;
+    use crate::quantize::tests::numbers;
 
     const INPUTS: usize = 48;
     const OUTPUTS: usize = 5;

@@ -188,6 +188,9 @@ mod tests {
             .filter(|route| !has_input(route))
             .map(|route| route.path)
             .collect();
-        assert!(without.is_empty(), "`fuzz/corpus/request` lacks {without:?}");
+        assert!(
+            without.is_empty(),
+            "`fuzz/corpus/request` lacks {without:?}"
+        );
     }
 }
