@@ -657,6 +657,9 @@ fn foreign() -> Vec<(&'static str, Value)> {
         ("/v1/embeddings", json!({ "outputs": ["sparse"] })),
         ("/v1/embeddings", json!({ "texts": ["dog"] })),
         ("/v1/embeddings", json!({ "task_type": "search_query" })),
+        ("/v1/embeddings", json!({ "inputText": "dog" })),
+        ("/embed", json!({ "text": "dog" })),
+        ("/embed", json!({ "max_length": 8 })),
         ("/embed", json!({ "input_type": "query" })),
         ("/embed", json!({ "output_dimension": 1 })),
         ("/embed", json!({ "truncate_dim": 1 })),
@@ -847,6 +850,9 @@ async fn fields_of_other_routes_are_refused_with_the_right_name() {
     /v1/embeddings: 422 `outputs` is not supported: this route does not read it; leave it out
     /v1/embeddings: 422 `texts` is not supported: use `input`
     /v1/embeddings: 422 `task_type` is not supported: use `prompt_name`
+    /v1/embeddings: 422 `inputText` is not supported: use `input`
+    /embed: 422 `text` is not supported: use `inputs`
+    /embed: 422 `max_length: 8` is not supported: this route does not read it; leave it out
     /embed: 422 `input_type` is not supported: use `prompt_name`
     /embed: 422 `output_dimension: 1` is not supported: use `dimensions`
     /embed: 422 `truncate_dim: 1` is not supported: use `dimensions`
