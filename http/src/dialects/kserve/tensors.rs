@@ -501,9 +501,10 @@ mod tests {
             ("embedding", json!({ "words": true })),
             ("translation", json!({ "stride": 3 })),
             ("translation", json!({ "source": "en" })),
+            ("embedding", json!({ "temperature": 0.5 })),
             (
                 "embedding",
-                json!({ "words": false, "priority": 1, "temperature": 0.5, "other": 1 }),
+                json!({ "words": false, "priority": 1, "other": 1 }),
             ),
             (
                 "classification",
@@ -526,6 +527,7 @@ mod tests {
         embedding 400 in `parameters`: `words: true` is not supported: this route does not read it; leave it out
         translation 400 in `parameters`: `stride: 3` is not supported: this route does not read it; leave it out
         translation 400 in `parameters`: `source` is not supported: use `src_lang`
+        embedding 400 in `parameters`: `temperature: 0.5` is not supported: this route does not read it; leave it out
         embedding 200 [{"data":[0.70710677,0.70710677],"datatype":"FP32","name":"embedding","shape":[1,2]}]
         classification 200 [{"data":[1.0,1.0,1.0],"datatype":"FP32","name":"logits","shape":[1,3]}]
         "#);
