@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     parts::{Template, added, to_bytes},
-    tokenizer_config::read_tokenizer,
+    tokenizer_config::{add_tokens, read_tokenizer},
 };
 use crate::files::{
     config::ConfigFile,
@@ -89,7 +89,7 @@ fn read_or_convert(folder: &ModelFolder, tokens: Special) -> Result<Vec<u8>> {
             template.post_processor()
         }
     };
-    let tokenizer = json!({
+    let mut tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
         "post_processor": post_processor,
@@ -98,5 +98,41 @@ fn read_or_convert(folder: &ModelFolder, tokens: Special) -> Result<Vec<u8>> {
             "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": merges,
         },
     });
+    if let Value::Object(tokenizer) = &mut tokenizer {
+        add_tokens(tokenizer, folder, &config)?;
+    }
     to_bytes(&tokenizer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn listed_tokens_are_added_and_replace_their_flags() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Path::new("../tests/fixtures/models/tiny-deberta-cls");
+        for name in [VOCABULARY, MERGES] {
+            fs::copy(source.join(name), folder.path().join(name)).unwrap();
+        }
+        let listed = json!({ "added_tokens_decoder": {
+            "1": { "content": "[CLS]", "rstrip": true, "special": true },
+            "4": { "content": "[MASK]", "lstrip": false, "normalized": true, "special": true },
+            "400": { "content": "<new>" },
+        }});
+        let path = folder.path().join("tokenizer_config.json");
+        fs::write(path, listed.to_string()).unwrap();
+        let bytes = bert_tokenizer(&ModelFolder::new(folder.path())).unwrap();
+        let tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
+        let flags = |content: &str| {
+            let added = tokenizer["added_tokens"].as_array().unwrap().iter();
+            let token = added.clone().find(|token| token["content"] == content);
+            ["id", "lstrip", "rstrip", "normalized"].map(|name| token.unwrap()[name].clone())
+        };
+        assert_eq!(json!(flags("[CLS]")), json!([1, false, true, false]));
+        assert_eq!(json!(flags("[MASK]")), json!([4, false, false, false]));
+        assert_eq!(json!(flags("<new>")), json!([400, false, false, true]));
+    }
 }

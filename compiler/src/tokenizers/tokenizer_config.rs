@@ -556,7 +556,7 @@ fn set_made_tokens(
 
 /// Adds the listed tokens, by ascending id; existing tokens keep their place, and existing special tokens are found before
 /// or after normalization as before. Older files only add tokens.
-fn add_tokens(
+pub fn add_tokens(
     tokenizer: &mut Map<String, Value>,
     folder: &ModelFolder,
     config: &ConfigFile,
