@@ -6,6 +6,7 @@ use super::row_function::RowFunction;
 use crate::{
     input::format::NamedForm,
     job::parameters::Parameters,
+    rows::CsvOptions,
     sink::{SinkSettings, Sinks},
 };
 use kivu::{
@@ -32,9 +33,6 @@ const CALLERS: [(&str, bool); 5] = [
     ("kinesis", true),
     ("dynamodb", true),
 ];
-
-/// Options of jobs on files only.
-const FILE_OPTIONS: [&str; 6] = ["format", "delimiter", "quote", "escape", "null", "header"];
 
 /// How objects with a prefix are processed.
 #[derive(Debug)]
@@ -281,11 +279,12 @@ fn check_caller(rule: &config::BatchRule) -> Result<()> {
 /// Refuses options of files, and of objects in rows that are lists of arguments.
 fn check_options(kind: &str, options: &BTreeMap<String, String>) -> Result<()> {
     let has_arguments = matches!(kind, "redshift" | "snowflake");
-    let is_unread = |name: &&String| {
-        FILE_OPTIONS.contains(&name.as_str()) || has_arguments && *name == "column"
+    let is_unread = |(name, value): &(&String, &String)| {
+        let is_of_csv = CsvOptions::default().set(name, value).is_some();
+        is_of_csv || *name == "format" || has_arguments && *name == "column"
     };
-    match options.keys().find(is_unread) {
-        Some(name) => Err(Error::invalid(format!(
+    match options.iter().find(is_unread) {
+        Some((name, _)) => Err(Error::invalid(format!(
             "the option `{name}` has no effect on rows from `{kind}`"
         ))
         .with_hint("omit it")),
